@@ -1,0 +1,1 @@
+"""lpcompile layer-parallelizes residual models: capture, cut, balance, split."""

@@ -1,0 +1,25 @@
+"""What lpcompile raises: each message says the fact, the values, and what to do next."""
+
+
+class LpError(Exception):
+    """Base of every error that lpcompile raises on purpose."""
+
+
+class CaptureError(LpError):
+    """The model cannot be captured as a graph."""
+
+
+class PlanError(LpError):
+    """No plan satisfies what was asked (too many stages, too little memory, pins that conflict)."""
+
+
+class GateError(LpError):
+    """The compiled program and the user's model differ; the program is refused."""
+
+
+class InputError(LpError):
+    """The program was called with inputs that it was not compiled for."""
+
+
+class UsageError(LpError):
+    """An argument is wrong: a bad name, a bad value, a missing package."""

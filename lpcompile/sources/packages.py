@@ -1,0 +1,96 @@
+"""Models of torchvision and timm, whose packages know the input sizes."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+
+from lpcompile.errors import UsageError
+from lpcompile.sources.inputs import Source, Tensors, Wanted, closest, no_shape, random_inputs
+from lpcompile.sources.python import call
+
+
+def import_package(name: str, spec: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        if error.name is not None and error.name.partition(".")[0] != name:
+            raise UsageError(f"{spec}: {name} is installed but cannot be imported: {error}") from error
+        raise UsageError(f"{spec} needs {name}, which is not installed; pip install {name}") from error
+
+
+def unknown(kind: str, name: str, known: list[str]) -> UsageError:
+    found = closest(name, known)
+    hint = f"did you mean {', '.join(f'{kind}:{other}' for other in found)}?" if found else "check the spelling"
+    return UsageError(f"{kind} has no model {name!r}; {hint}")
+
+
+def from_torchvision(name: str, tensors: Tensors, model_kwargs: dict[str, object]) -> Source:
+    spec = f"torchvision:{name}"
+    torchvision = import_package("torchvision", spec)
+    known = torchvision.models.list_models()
+    if name not in known:
+        raise unknown("torchvision", name, known)
+    builder = torchvision.models.get_model_builder(name)
+    arguments: dict[str, object] = {"weights": None}
+    if "weights_backbone" in inspect.signature(builder).parameters:
+        arguments["weights_backbone"] = None  # its default would be downloaded
+    if name in ("inception_v3", "googlenet"):
+        arguments["init_weights"] = False  # their own initialisation draws truncated normals for many seconds
+    model = call(spec, builder, arguments | model_kwargs)
+    shape = None if tensors.wanted else _torchvision_shape(torchvision, name)
+    if shape is None and not tensors.wanted:
+        raise no_shape(spec)
+    args, kwargs = random_inputs(tensors, _images(shape))
+    return Source(spec, model, args, kwargs)
+
+
+def _torchvision_shape(torchvision: ModuleType, name: str) -> tuple[int, ...] | None:
+    """The sample shape that the published weights were made for; reading their descriptions downloads nothing.
+
+    The smallest of several: larger ones belong to weights for a model that is built with other arguments.
+    """
+    found: list[tuple[int, ...]] = []
+    video = ".video." in torchvision.models.get_model_builder(name).__module__
+    for weights in torchvision.models.get_model_weights(name):
+        settings = getattr(weights.transforms, "keywords", {})
+        size = settings.get("crop_size", settings.get("resize_size"))
+        if size is None:
+            continue
+        height, width = (size, size) if isinstance(size, int) else tuple(size)
+        found.append((3, 16, height, width) if video else (3, height, width))
+    return min(found, default=None)
+
+
+def from_timm(name: str, tensors: Tensors, model_kwargs: dict[str, object]) -> Source:
+    spec = f"timm:{name}"
+    timm = import_package("timm", spec)
+    if not timm.is_model(name):
+        raise unknown("timm", name, timm.list_models())
+    model = call(spec, timm.create_model, {"model_name": name, "pretrained": False} | model_kwargs)
+    shape = None if tensors.wanted else _timm_shape(model, model_kwargs)
+    if shape is None and not tensors.wanted:
+        raise no_shape(spec)
+    args, kwargs = random_inputs(tensors, _images(shape))
+    return Source(spec, model, args, kwargs)
+
+
+def _timm_shape(model: nn.Module, model_kwargs: dict[str, object]) -> tuple[int, ...] | None:
+    config: Any = getattr(model, "pretrained_cfg", None) or {}
+    shape = config.get("input_size")
+    if shape is None:
+        return None
+    channels, height, width = shape
+    size: Any = model_kwargs.get("img_size", (height, width))
+    height, width = (size, size) if isinstance(size, int) else size
+    chosen: Any = model_kwargs.get("in_chans", channels)
+    return (chosen, height, width)
+
+
+def _images(shape: tuple[int, ...] | None) -> list[Wanted]:
+    return [] if shape is None else [("", shape, torch.float32)]

@@ -1,0 +1,16 @@
+"""Modules as users write them, the part of the zoo on which nobody's compiler was tuned."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from lpcompile.zoo import user_forms, user_layers, user_state
+from lpcompile.zoo.entry import InputMaker, ZooEntry
+
+
+def _entry(model: type[nn.Module], inputs: InputMaker) -> ZooEntry:
+    return ZooEntry(f"user:{model.__name__}", "user", lambda: (model(), inputs))
+
+
+def entries() -> list[ZooEntry]:
+    return [_entry(*row) for row in (*user_forms.MODELS, *user_state.MODELS, *user_layers.MODELS)]

@@ -1,0 +1,38 @@
+"""Function caches that a recording on fake tensors must not fill.
+
+A `functools.lru_cache` around a function that returns tensors lives outside the model; left alone, it would hand the
+user fake tensors afterwards.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+from typing import Any
+
+from torch._subclasses.fake_tensor import FakeTensor
+
+
+class FunctionCaches:
+    """Knows the caches of this process; `forget_fakes()` clears those that took up a fake tensor since."""
+
+    def __init__(self) -> None:
+        kind = functools._lru_cache_wrapper
+        self._caches = [o for o in gc.get_objects() if type(o) is kind]
+        self._misses = [c.cache_info().misses for c in self._caches]
+
+    def forget_fakes(self) -> None:
+        for i, cache in enumerate(self._caches):
+            misses = cache.cache_info().misses
+            if misses != self._misses[i]:
+                if _holds_fake(cache, depth=4):
+                    cache.cache_clear()
+                self._misses[i] = cache.cache_info().misses
+
+
+def _holds_fake(value: Any, depth: int) -> bool:
+    if isinstance(value, FakeTensor):
+        return True
+    if depth == 0 or isinstance(value, (str, int, float, type)) or callable(value) and depth < 4:
+        return False
+    return any(_holds_fake(v, depth - 1) for v in gc.get_referents(value))

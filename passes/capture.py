@@ -1,0 +1,298 @@
+"""From a model and a batch to a graph.
+
+>>> captured = capture(model, x)
+>>> captured(x)                  # what model(x) gives, bitwise, in the mode the model is in
+>>> print(captured.graph)        # layers under their own names, functions in program order
+
+The recorder runs first on fake tensors. Where a module cannot be recorded it is kept whole and the rest is recorded
+again; where that is not enough, forward runs once on the real tensors. Two recordings at different batch sizes free
+the graph from the batch size; one in eval mode is kept beside the training graph where the two differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from lpcompile.errors import CaptureError, UsageError
+from lpcompile.passes import explain
+from lpcompile.passes.batch import Different, batch_size, follow_batch, follow_device, resized, same_graph
+from lpcompile.passes.caches import FunctionCaches
+from lpcompile.passes.graph_module import TwoModeModule, map_graph
+from lpcompile.passes.mutation import changes, snapshot
+from lpcompile.passes.recorder import Recorder, Unrecordable
+from lpcompile.passes.shadow import Shadow
+from lpcompile.passes.signature import Signature, example_call, make_signature
+from lpcompile.passes.tree import Tree
+from lpcompile.passes.untouched import python_rng_state, untouched
+
+FRONT_ENDS = ("auto", "fake", "real", "specialise")
+SMALL_IMAGE = 64  # the gate runs on images of this size where the graph is proven not to depend on it
+SMALL_IMAGE_FLOPS = 4e9  # per sample: below this the gate is cheap anyway
+
+
+@dataclass(frozen=True)
+class CaptureInfo:
+    """What capture learnt, kept as `captured._lp`."""
+
+    model: nn.Module
+    signature: Signature
+    trees: dict[bool, Tree]
+    notes: tuple[str, ...]
+    whole: tuple[str, ...]  # modules kept whole that are no layers
+    batch_free: bool
+    small_inputs: list[torch.Tensor] | None  # inputs with smaller images that run the very same graph
+
+
+class Captured(TwoModeModule):
+    """The captured model: call it as the model, read `graph`."""
+
+    _lp: CaptureInfo
+
+    def recompile(self) -> Any:
+        code = super().recompile()
+        flat = type(self).forward
+
+        def forward(self: Captured, *args: Any, **kwargs: Any) -> Any:
+            leaves = flat(self, *self._lp.signature.flat(args, kwargs))
+            return self._lp.trees[self.training].unflatten(leaves)
+
+        type(self).forward = forward
+        return code
+
+
+class Again(Exception):
+    """Record once more, the same way."""
+
+
+@dataclass
+class _Attempt:
+    """One way to record: which modules stay whole, on which tensors, and what has been learnt so far."""
+
+    model: nn.Module
+    signature: Signature
+    whole: set[str]
+    real: bool
+    specialise: bool
+    notes: list[str] = field(default_factory=list)
+    fake_mode: FakeTensorMode = field(default_factory=lambda: FakeTensorMode(allow_non_fake_inputs=True))
+    fakes: dict[int, Any] = field(default_factory=dict)
+    caches: FunctionCaches = field(default_factory=FunctionCaches)
+    watch_random: bool = False
+
+    def record(self, tensors: list[torch.Tensor], training: bool, rebuild: Callable[..., Any]) -> Recording:
+        shadow = Shadow(self.model, None if self.real else self.fake_mode, self.fakes)
+        if shadow.root.training != training:
+            shadow.root.train(training)
+        convert = (lambda t: t) if self.real else self._fake_input
+        inputs = [convert(t) for t in tensors]
+        args, kwargs = rebuild(inputs)
+        recorder = Recorder(shadow, frozenset(self.whole), self.specialise, self.watch_random)
+        before, generators = snapshot(shadow.root), python_rng_state()
+        names = [name for name, _ in self.signature.inputs]
+        try:
+            tree = recorder.run(list(zip(names, inputs, strict=True)), lambda root: root(*args, **kwargs))
+        except Exception as error:
+            raise explain.blame(error, recorder) from error
+        finally:
+            self.caches.forget_fakes()
+        self._check_state(recorder, before, generators)
+        map_graph(recorder.graph, lambda n: n.op == "call_module" or n.meta["random"] or bool(n.meta["writes"]))
+        return Recording(recorder.graph, tree, dict(recorder.constants))
+
+    def _fake_input(self, tensor: torch.Tensor) -> torch.Tensor:
+        fake = self.fake_mode.from_tensor(tensor.detach(), static_shapes=True)
+        return fake.requires_grad_(tensor.requires_grad) if tensor.requires_grad else fake
+
+    def _check_state(self, recorder: Recorder, before: Any, generators: Any) -> None:
+        """Modules that change themselves in ways a graph cannot replay are kept whole: say which and start again."""
+        if python_rng_state() != generators:
+            if not self.watch_random:
+                self.watch_random = True  # record once more to learn which module it was
+                raise Again
+            raise Unrecordable(recorder.random_path or "", "forward draws from Python's or numpy's random generator")
+        called = {n.target for n in recorder.graph.nodes if n.op == "call_module"} | self.whole
+        refusals = []
+        for change in changes(before, recorder.shadow.root, called):
+            key = f"{change.path}.{change.attribute}".strip(".")
+            if self._share(change.path) < 0.5 or change.what == "buffer":
+                refusals.append(Unrecordable(change.path, f"forward sets the attribute {key}"))
+            elif not (change.attribute.startswith("_") and change.what == "value"):
+                self.notes.append(f"forward of the model sets {key}; the program does not")
+        if refusals:
+            refusals[0].also = refusals[1:]
+            raise refusals[0]
+
+    def _share(self, path: str) -> float:
+        total = sum(p.numel() for p in self.model.parameters())
+        part = sum(p.numel() for p in self.model.get_submodule(path).parameters())
+        return part / total if total else 1.0
+
+
+@dataclass(frozen=True)
+class Recording:
+    graph: fx.Graph
+    tree: Tree
+    constants: dict[str, torch.Tensor]
+
+
+def capture(
+    model: nn.Module,
+    example_inputs: Any = None,
+    example_kwargs: dict[str, Any] | None = None,
+    *,
+    leaf: Iterable[str | type[nn.Module]] = (),
+    concrete_args: dict[str, Any] | None = None,
+    front_end: str = "auto",
+) -> Captured:
+    """Capture `model` as called with the example inputs.
+
+    `leaf` names modules (qualified names or classes) to keep whole. `concrete_args` fixes arguments of forward to
+    values that are not tensors. `front_end`: "auto" tries "fake" (fake tensors), then "real" (one forward on the real
+    tensors, branches on data kept whole); "specialise" freezes such branches at what they are for these inputs.
+    """
+    explain.check_model(model)
+    if front_end not in FRONT_ENDS:
+        raise UsageError(f"front_end={front_end!r} is not one of {', '.join(FRONT_ENDS)}")
+    args, kwargs = example_call(model, example_inputs, {**(example_kwargs or {}), **(concrete_args or {})})
+    signature = make_signature(model, args, kwargs)
+    tensors = signature.flat(args, kwargs)
+    attempt = _Attempt(model, signature, _leaf_paths(model, leaf), front_end in ("real", "specialise"),
+                       front_end == "specialise")  # fmt: skip
+    with untouched(model):
+        return _capture(attempt, tensors, _rebuilder(signature), front_end)
+
+
+def _capture(attempt: _Attempt, tensors: list[torch.Tensor], rebuild: Any, front_end: str) -> Captured:
+    batch = batch_size(tensors)
+    start = tensors if batch != 1 else resized(tensors, 2)  # sizes of one are special: broadcasting, squeeze
+    train = _insist(attempt, start, True, rebuild, front_end)
+    marks, small = _free_batch(attempt, train, start, True, rebuild)
+    device = next((t.device for t in tensors), torch.device("cpu"))
+    try:
+        evaluate = _insist(attempt, start, False, rebuild, front_end)
+        same_graph(train.graph, evaluate.graph)
+        evaluate = train if evaluate.tree.text == train.tree.text else Recording(train.graph, evaluate.tree, {})
+    except Different:
+        eval_marks, _ = _free_batch(attempt, evaluate, start, False, rebuild)
+        follow_batch(evaluate.graph, eval_marks)
+        follow_device(evaluate.graph, device)
+    follow_batch(train.graph, marks)
+    follow_device(train.graph, device)
+    return _assemble(attempt, {True: train, False: evaluate}, marks != {}, small)
+
+
+def _insist(
+    attempt: _Attempt, tensors: list[torch.Tensor], training: bool, rebuild: Any, front_end: str
+) -> Recording:
+    """Record; keep the innermost module that refuses whole and try again, on real tensors where fake ones fail."""
+    for _ in range(64):
+        try:
+            return attempt.record(tensors, training, rebuild)
+        except Again:
+            continue
+        except Unrecordable as error:
+            path = error.path
+            if path and path not in attempt.whole:
+                for refusal in (error, *error.also):
+                    attempt.whole.add(refusal.path)
+                    attempt.notes.append(f"{refusal.path} is kept whole: {refusal.reason}{explain.at(refusal.source)}")
+            elif not attempt.real and front_end == "auto" and not explain.has_meta(attempt.model):
+                attempt.real = True
+                attempt.notes.append(f"recorded on real tensors: {error.reason}{explain.at(error.source)}")
+            else:
+                raise explain.capture_error(attempt.model, error, tensors, rebuild) from error
+    raise CaptureError(f"{type(attempt.model).__name__}: more than 64 modules had to be kept whole; gave up")
+
+
+def _free_batch(
+    attempt: _Attempt, recording: Recording, tensors: list[torch.Tensor], training: bool, rebuild: Any
+) -> tuple[dict[fx.Node, Any], list[torch.Tensor] | None]:
+    """The integers that follow the batch ({} where the graph is tied to its batch), and smaller inputs for the gate."""
+    batch = batch_size(tensors)
+    if batch is None:
+        return {}, None
+    reason = ""
+    for size in (batch + 1, 2 * batch):
+        other = resized(tensors, size)
+        smaller = _small_images(recording.graph, other, batch)
+        for probe in [smaller, other] if smaller is not None else [other]:
+            try:
+                second = attempt.record(probe, training, rebuild)
+                marks = same_graph(recording.graph, second.graph, (batch, size), probe is smaller)
+                return marks, probe if probe is smaller else None
+            except (Different, Unrecordable) as error:
+                reason = str(error)
+    attempt.notes.append(f"the graph is tied to batch size {batch}: {reason}")
+    return {}, None
+
+
+def _small_images(graph: fx.Graph, tensors: list[torch.Tensor], batch: int) -> list[torch.Tensor] | None:
+    """The inputs with images of 64 px, where that saves the gate real time."""
+    flops = sum(n.meta.get("flops", 0) for n in graph.nodes) / max(batch, 1)
+
+    def is_image(t: torch.Tensor) -> bool:
+        return t.dim() == 4 and t.is_floating_point() and min(t.shape[2:]) >= 2 * SMALL_IMAGE
+
+    if flops < SMALL_IMAGE_FLOPS or not any(is_image(t) for t in tensors):
+        return None
+    return [t[:, :, :SMALL_IMAGE, :SMALL_IMAGE].contiguous() if is_image(t) else t for t in tensors]
+
+
+def _assemble(
+    attempt: _Attempt, modes: dict[bool, Recording], free: bool, small: list[torch.Tensor] | None
+) -> Captured:
+    model, state = attempt.model, {}
+    for recording in modes.values():
+        for node in recording.graph.nodes:
+            if node.op == "call_module" or (node.op == "get_attr" and node.meta["spec"] is None):
+                state[node.target] = model.get_submodule(node.target)
+        state.update(recording.constants)
+        recording.graph.lint()
+    captured = Captured(model, {m: r.graph for m, r in modes.items()}, state, f"Captured{type(model).__name__}")
+    specs = [n.meta["spec"] for n in modes[True].graph.nodes if n.op == "placeholder"]
+    inputs = tuple((name, spec) for (name, _), spec in zip(attempt.signature.inputs, specs, strict=True))
+    captured.__dict__["_lp"] = CaptureInfo(
+        model=model,
+        signature=Signature(attempt.signature.parameters, attempt.signature.trees, inputs),
+        trees={m: r.tree for m, r in modes.items()},
+        notes=tuple(dict.fromkeys(attempt.notes)),
+        whole=tuple(sorted(attempt.whole)),
+        batch_free=free,
+        small_inputs=small,
+    )
+    return captured
+
+
+def _rebuilder(signature: Signature) -> Callable[[list[torch.Tensor]], tuple[tuple[Any, ...], dict[str, Any]]]:
+    """From a flat list of tensors back to the arguments of forward."""
+
+    def rebuild(tensors: list[torch.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        at, values = 0, {}
+        for name, tree in signature.trees.items():
+            values[name] = tree.unflatten(tensors[at : at + tree.count])
+            at += tree.count
+        bound = signature.parameters.bind_partial()
+        bound.arguments.update(values)
+        return bound.args, bound.kwargs
+
+    return rebuild
+
+
+def _leaf_paths(model: nn.Module, leaf: Iterable[str | type[nn.Module]]) -> set[str]:
+    paths = {path for path, _ in model.named_modules()}
+    found: set[str] = set()
+    for item in [leaf] if isinstance(leaf, (str, type)) else leaf:
+        if isinstance(item, str):
+            if item not in paths:
+                raise UsageError(f"leaf={item!r}: no such module{explain.closest(item, paths)}")
+            found.add(item)
+        else:
+            found |= {path for path, module in model.named_modules() if path and isinstance(module, item)}
+    return found
+

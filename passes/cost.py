@@ -1,0 +1,42 @@
+"""What a unit costs: the artefact that `profile` makes and `partition` reads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class UnitCost:
+    """One unit: the nodes between two neighbouring cuts. Times in ms, sizes in bytes, for one mini-batch.
+
+    The last unit's `output_bytes` is the model's output; every other unit's is what crosses the cut after it.
+    """
+
+    name: str
+    forward: float
+    backward: float
+    forward_spread: float = 0.0
+    backward_spread: float = 0.0
+    forward_flops: int = 0
+    backward_flops: int = 0
+    parameters: int = 0
+    parameter_bytes: int = 0
+    saved_bytes: int = 0
+    output_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Profile:
+    """The costs of all units of a captured model, in program order; a cut is legal after every unit but the last."""
+
+    units: tuple[UnitCost, ...]
+    cost: str  # "measured" or "flops"
+    device: str
+    whole_forward: float | None = None  # ms of the undivided model, where it was measured
+    whole_backward: float | None = None
+    loss: float = 0.0  # ms of loss forward + backward, charged to the last rank
+    notes: tuple[str, ...] = ()
+
+    @property
+    def total(self) -> float:
+        return sum(u.forward + u.backward for u in self.units)

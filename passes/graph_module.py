@@ -1,0 +1,101 @@
+"""An fx.GraphModule over the user's own modules, with one graph for training and one for evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+
+class TwoModeModule(fx.GraphModule):
+    """Runs `graphs[self.training]`; shares modules, parameters and buffers with the model, under their own names.
+
+    Where the two graphs are one and the same object nothing is switched. Buffers keep their persistence, so the
+    state_dict has no key that the model does not have. What is ours is named `_lp_...`: any other name may be the
+    model's.
+    """
+
+    def __init__(self, model: nn.Module, graphs: dict[bool, fx.Graph], state: dict[str, Any], name: str) -> None:
+        super().__init__(nn.Module(), fx.Graph(), name)
+        self.__dict__["_lp_graphs"] = graphs
+        self.__dict__["_lp_forwards"] = {}
+        for target in sorted(state, key=lambda t: (t.count("."), t)):
+            install(self, target, state[target], persistent=_is_persistent(model, target))
+        self.training = model.training
+        self._lp_use_mode(model.training)
+
+    def _lp_use_mode(self, training: bool) -> None:
+        """Switch graphs without touching the flags of the layers."""
+        self.training = training
+        graph = self._lp_graphs[training]
+        if graph is self._graph:
+            return
+        if training in self._lp_forwards:
+            self._graph = graph
+            type(self).forward = self._lp_forwards[training]
+        else:
+            self.graph = graph  # the setter compiles
+            self._lp_forwards[training] = type(self).forward
+
+    def recompile(self) -> Any:
+        """As fx does, but a submodule of the user's may be called `graph` or `code`, like a property of fx's own."""
+        code = super().recompile()
+        taken = {n.target.split(".")[0] for n in self._graph.nodes if n.op in ("get_attr", "call_module")}
+        if any(hasattr(fx.GraphModule, name) for name in taken):
+            holder = nn.Module()
+            for kind in ("_modules", "_parameters", "_buffers"):
+                holder.__dict__[kind] = self.__dict__[kind]
+            self.__dict__["_lp_holder"] = holder
+            python = self._graph.python_code(root_module="self._lp_holder")
+            scope = dict(python.globals)
+            exec(compile(python.src, "<lpcompile>", "exec"), scope)
+            type(self).forward = scope["forward"]
+        return code
+
+    def train(self, mode: bool = True) -> TwoModeModule:
+        super().train(mode)
+        self._lp_use_mode(mode)
+        return self
+
+
+def install(root: nn.Module, target: str, value: Any, persistent: bool = True) -> None:
+    """Put a module, parameter or buffer at a dotted path, making plain modules on the way.
+
+    Below a module of the user's that is installed already, everything is in place and must not be touched.
+    """
+    *prefix, field = target.split(".")
+    at = root
+    for item in prefix:
+        if item not in at._modules:
+            if type(at) is not nn.Module and at is not root:
+                return
+            at.add_module(item, nn.Module())
+        at = at._modules[item]  # type: ignore[assignment]
+    if type(at) is not nn.Module and at is not root:
+        return
+    if isinstance(value, nn.Module):
+        at._modules[field] = value
+    elif isinstance(value, nn.Parameter):
+        at.register_parameter(field, value)
+    elif isinstance(value, torch.Tensor):
+        at.register_buffer(field, value, persistent=persistent)
+    else:
+        setattr(at, field, value)
+
+
+def _is_persistent(model: nn.Module, target: str) -> bool:
+    path, _, field = target.rpartition(".")
+    try:
+        owner = model.get_submodule(path)
+    except AttributeError:
+        return False
+    return field in owner._buffers and field not in owner._non_persistent_buffers_set
+
+
+def map_graph(graph: fx.Graph, keep: Callable[[fx.Node], bool]) -> None:
+    """Remove, last to first, nodes that nothing uses and that `keep` does not want."""
+    for node in reversed(list(graph.nodes)):
+        if not node.users and node.op not in ("placeholder", "output") and not keep(node):
+            graph.erase_node(node)

@@ -1,0 +1,48 @@
+"""Branches on chance whose outcome is certain: `torch.rand([]) < 0.0` is never true.
+
+Layer drop is written as such a branch in many models; with a rate of zero it is no branch at all, and saying so keeps
+the whole encoder traceable instead of opaque.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+_RAND = {"rand", "rand_like"}  # values in [0, 1)
+_BELOW = {"lt", "__lt__", "le", "__le__"}
+_ABOVE = {"gt", "__gt__", "ge", "__ge__"}
+
+
+class UnitRange:
+    """Remembers which tensors lie in [0, 1) and which comparisons with a number are therefore decided."""
+
+    def __init__(self) -> None:
+        self._unit: dict[int, torch.Tensor] = {}
+        self._decided: dict[int, tuple[torch.Tensor, bool]] = {}
+
+    def note(self, name: str, args: Any, out: Any) -> None:
+        if not isinstance(out, torch.Tensor):
+            return
+        if name in _RAND or (name == "uniform_" and len(args) == 1):
+            self._unit[id(out)] = out
+        elif name in _BELOW | _ABOVE and len(args) == 2 and id(args[0]) in self._unit:
+            outcome = _decide(name, args[1])
+            if outcome is not None:
+                self._decided[id(out)] = (out, outcome)
+
+    def proven(self, tensor: torch.Tensor) -> bool | None:
+        found = self._decided.get(id(tensor))
+        return None if found is None else found[1]
+
+
+def _decide(name: str, bound: Any) -> bool | None:
+    """The outcome of `u name bound` for every u in [0, 1), or None where it depends on u."""
+    if isinstance(bound, torch.Tensor) or not isinstance(bound, (int, float)):
+        return None
+    if name in _BELOW:
+        never = bound <= 0 if "lt" in name else bound < 0
+        return True if bound >= 1 else False if never else None
+    always = bound < 0 if "gt" in name else bound <= 0
+    return True if always else False if bound >= 1 else None

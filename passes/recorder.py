@@ -1,0 +1,357 @@
+"""Records one eager forward as an fx graph.
+
+Forward runs on fake tensors under a TorchFunctionMode: every torch function becomes a node, every layer (see
+`leaves`) becomes a `call_module` node under its qualified name. Python runs as it always does, so nothing needs to be
+traceable but the tensors. What cannot be recorded faithfully raises `Unrecordable` with the module to blame.
+"""
+
+from __future__ import annotations
+
+import enum
+import operator
+import os
+import sys
+import types
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.overrides import TorchFunctionMode
+
+from lpcompile.passes.calls import Apply, NoGrad, call_method, call_module
+from lpcompile.passes.leaves import is_leaf
+from lpcompile.passes.observer import Observation, Observer, storage_key
+from lpcompile.passes.patches import patched
+from lpcompile.passes.provable import UnitRange
+from lpcompile.passes.shadow import Shadow
+from lpcompile.passes.spec import TensorSpec
+from lpcompile.passes.tree import SCALARS, Tree, flatten
+from lpcompile.passes.untouched import python_rng_state
+
+_OWN_CODE = tuple(f"{Path(p).parent}{os.sep}" for p in (torch.__file__, __file__))
+_BINARY = "add sub mul truediv floordiv mod pow matmul and or xor lshift rshift".split()
+_COMPARE = "lt le gt ge eq ne".split()
+_OPERATORS: dict[str, Callable[..., Any]] = {
+    **{f"__{name}__": getattr(operator, f"{name}_" if name in ("and", "or") else name) for name in _BINARY + _COMPARE},
+    **{f"__i{name}__": getattr(operator, f"i{name}") for name in _BINARY},
+    "__getitem__": operator.getitem,
+    "__neg__": operator.neg,
+    "__invert__": operator.invert,
+}
+_REVERSED = {f"__r{name}__": _OPERATORS[f"__{name}__"] for name in _BINARY}
+# They turn a tensor into a Python value: what follows may branch on data that the next batch will not have.
+_READS = {"item", "tolist", "numpy", "__bool__", "__int__", "__float__", "__index__", "__complex__", "equal",
+          "allclose", "is_nonzero", "__array__"}  # fmt: skip
+
+
+class Unrecordable(Exception):
+    """Something in the forward of module `path` cannot be recorded."""
+
+    def __init__(self, path: str, reason: str, source: str = "") -> None:
+        super().__init__(reason)
+        self.path, self.reason, self.source = path, reason, source
+        self.also: list[Unrecordable] = []  # others found in the same recording
+
+
+class Recorder(TorchFunctionMode):
+    """Records `shadow.root(*args, **kwargs)` into `graph`; `whole` names modules to keep as leaves.
+
+    `specialise` freezes branches on data at what they were for the example inputs (real tensors only).
+    """
+
+    def __init__(self, shadow: Shadow, whole: frozenset[str] = frozenset(), specialise: bool = False,
+                 watch_random: bool = False) -> None:  # fmt: skip
+        super().__init__()
+        self.shadow, self.whole, self.specialise = shadow, whole, specialise
+        self.real = shadow.fake_mode is None
+        self.graph = fx.Graph()
+        self.constants: dict[str, torch.Tensor] = {}
+        self.failed_at: tuple[str, str] | None = None
+        self.watch_random = watch_random
+        self.random_path: str | None = None  # the innermost module that drew from Python's generators
+        self._nodes: dict[int, fx.Node] = {}
+        self._attributes: dict[str, fx.Node] = {}
+        self._state: dict[int, str] = {}  # storage of each parameter and buffer -> its name
+        self._alive: list[Any] = []  # keeps ids and storage addresses unique while recording
+        self._stack: list[str] = [""]
+        self._paused = False
+        self._observer = Observer()
+        self._ranges = UnitRange()
+        self._registered = {name for name, _ in shadow.model.named_parameters(remove_duplicate=False)}
+        self._registered |= {name for name, _ in shadow.model.named_buffers(remove_duplicate=False)}
+
+    # ---- running
+
+    def run(self, inputs: list[tuple[str, torch.Tensor]], call: Callable[[nn.Module], Any]) -> Tree:
+        """Record `call(root)`; `inputs` are its tensors with the placeholder names they get."""
+        for name, tensor in inputs:
+            node = self.graph.placeholder(name)
+            self._describe(node, tensor, Observation(), source="input")
+            self._bind(tensor, node)
+        for name, tensor in [*self.shadow.root.named_parameters(), *self.shadow.root.named_buffers()]:
+            key = storage_key(tensor)
+            if key is not None:
+                self._observer.kept.add(key)
+                self._state[key] = name
+        with ExitStack() as stack:
+            stack.enter_context(torch.enable_grad())
+            stack.enter_context(patched(self))
+            if self.shadow.fake_mode is not None:
+                stack.enter_context(self.shadow.fake_mode)
+            stack.enter_context(self._observer.saved_hooks)
+            stack.enter_context(self._observer)
+            stack.enter_context(self)
+            out = call(self.shadow.root)
+        leaves, tree = flatten(out)
+        self.graph.output(tuple(self._node_of(t) for t in leaves))
+        return tree
+
+    # ---- modules, called by patches.patched
+
+    def module_called(self, module: nn.Module, call: Callable[[], Any], args: Any, kwargs: Any) -> Any:
+        path = self.shadow.path_of(module)
+        if self._paused:
+            return call()
+        if not path or not (path in self.whole or is_leaf(module)):
+            return self._trace_through(path, call)
+        self._stack.append(path)
+        try:
+            out, seen = self._observe(call)
+        finally:
+            self._stack.pop()
+        self._emit("call_module", path, args, kwargs, out, seen, path=path)
+        return out
+
+    def _trace_through(self, path: str | None, call: Callable[[], Any]) -> Any:
+        self._stack.append(self._stack[-1] if path is None else path)
+        generators = python_rng_state() if self.watch_random else None
+        try:
+            out = call()
+        except Exception:
+            self._fail()
+            raise
+        finally:
+            self._stack.pop()
+        if generators is not None and self.random_path is None and python_rng_state() != generators:
+            self.random_path = path
+        return out
+
+    def function_applied(self, function: type[torch.autograd.Function], args: Any, kwargs: Any) -> Any:
+        """A custom autograd Function is one node, or its own backward would be lost."""
+        call = Apply(function)
+        if self._paused:
+            return call(*args, **kwargs)
+        if function is torch.utils.checkpoint.CheckpointFunction:  # the function, without the checkpoint around it
+            return args[0](*args[2:])
+        out, seen = self._observe(lambda: call(*args, **kwargs))
+        self._emit("call_function", call, args, kwargs, out, seen)
+        return out
+
+    def _observe(self, call: Callable[[], Any]) -> tuple[Any, Observation]:
+        self._observer.begin()
+        self._paused = True
+        try:
+            return call(), self._observer.end()
+        except Exception:
+            self._fail()
+            raise
+        finally:
+            self._paused = False
+
+    def _fail(self) -> None:
+        if self.failed_at is None:
+            self.failed_at = (self._stack[-1], _source())
+
+    # ---- functions
+
+    def __torch_function__(self, func: Any, types_: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = getattr(func, "__name__", "")
+        if self._paused:
+            return func(*args, **kwargs)
+        if name in _READS:
+            return self._read(func, name, args, kwargs)
+        out, seen = self._observe(lambda: func(*args, **kwargs))
+        tensors = [out] if isinstance(out, torch.Tensor) else flatten(out)[0] if _may_hold(out) else []
+        if not tensors:
+            if name == "__setitem__":
+                self._emit("call_function", operator.setitem, args, kwargs, None, seen)
+            elif name == "__set__":
+                self._set_attribute(func, args, seen)
+            elif seen.writes:
+                self._emit("call_function", func, args, kwargs, None, seen)
+            return out
+        self._emit(*self._operation(func, name, args, kwargs), out, seen)
+        self._ranges.note(name, args, out)
+        return out
+
+    def _read(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
+        tensors = [a for a in args if isinstance(a, torch.Tensor)]
+        proven = self._ranges.proven(tensors[0]) if tensors else None
+        if proven is not None:
+            return proven
+        if self.real and not self.specialise and any(self._varies(t) for t in tensors):
+            self._fail()
+            raise Unrecordable(self._stack[-1], f"Python reads a tensor's value ({name.strip('_')}())", _source())
+        return self._observe(lambda: func(*args, **kwargs))[0]
+
+    def _varies(self, tensor: torch.Tensor) -> bool:
+        """Whether a value comes from inputs, state or chance, and not only from numbers in the code."""
+        node = self._nodes.get(id(tensor))
+        return node is None or bool(node.meta["varies"])
+
+    def _set_attribute(self, func: Any, args: Any, seen: Observation) -> None:
+        attribute = getattr(getattr(func, "__self__", None), "__name__", "")
+        if attribute == "requires_grad":
+            self._emit("call_method", "requires_grad_", args[:2], {}, args[0], seen)
+        elif attribute not in ("grad", "_backward_hooks"):
+            self._fail()
+            raise Unrecordable(self._stack[-1], f"forward sets .{attribute} of a tensor", _source())
+
+    @staticmethod
+    def _operation(func: Any, name: str, args: Any, kwargs: Any) -> tuple[str, Any, Any, Any]:
+        if name == "__get__":
+            return "call_function", getattr, (args[0], func.__self__.__name__), {}
+        owner = getattr(func, "__objclass__", None)
+        is_method = owner in (torch.Tensor, torch._C.TensorBase) or (
+            isinstance(func, types.FunctionType) and func.__module__ == "torch._tensor" and hasattr(torch.Tensor, name)
+        )
+        if is_method or name in _OPERATORS or name in _REVERSED:
+            if name in _OPERATORS and not kwargs:
+                return "call_function", _OPERATORS[name], args, {}
+            if name in _REVERSED and len(args) == 2 and not kwargs:
+                return "call_function", _REVERSED[name], (args[1], args[0]), {}
+            return "call_method", name, args, kwargs
+        return "call_function", func, args, kwargs
+
+    # ---- nodes
+
+    def _emit(self, op: str, target: Any, args: Any, kwargs: Any, out: Any, seen: Observation, path: str = "") -> None:
+        needs_grad = not torch.is_grad_enabled() and self._needs_grad(op, target, (args, kwargs))
+        arguments, keywords = self._argument(args), self._argument(kwargs)
+        varies = seen.random or op == "call_module" or any(n.meta["varies"] for n in _nodes_in((arguments, keywords)))
+        if needs_grad:
+            if op == "call_module":
+                module = self.graph.get_attr(target)
+                module.meta.update(varies=True, spec=None, state=target)
+                arguments, target = (module, *arguments), NoGrad(call_module)
+            elif op == "call_method":
+                arguments, target = (target, *arguments), NoGrad(call_method)
+            else:
+                target = NoGrad(target)
+            op = "call_function"
+        node = self.graph.create_node(op, target, arguments, keywords)
+        self._describe(node, out, seen, path=path, varies=varies)
+        self._bind(out, node)
+
+    def _needs_grad(self, op: str, target: Any, arguments: Any) -> bool:
+        if op == "call_module" and any(p.requires_grad for p in self.shadow.root.get_submodule(target).parameters()):
+            return True
+        return any(t.requires_grad for t in flatten(arguments)[0])
+
+    def _describe(
+        self, node: fx.Node, out: Any, seen: Observation, *, path: str = "", source: str = "", varies: bool = True
+    ) -> None:
+        is_tensor = isinstance(out, torch.Tensor)
+        node.meta.update(
+            spec=TensorSpec.of(out) if is_tensor else None,
+            storage=storage_key(out) if is_tensor else None,
+            path=path or self._stack[-1],
+            source=source or _source(),
+            flops=seen.flops,
+            backward_flops=seen.backward_flops,
+            saved_bytes=seen.saved_bytes,
+            random=seen.random,
+            writes=tuple(sorted(seen.writes)),
+            state_writes=tuple(sorted(self._state[k] for k in seen.writes if k in self._state)),
+            varies=varies,
+        )
+
+    def _bind(self, out: Any, node: fx.Node) -> None:
+        """From now on, the tensors in `out` are the value of `node` (or of getitem nodes below it)."""
+        if isinstance(out, torch.Tensor):
+            self._nodes[id(out)] = node
+            self._alive.append(out)
+            return
+        parts: list[tuple[Any, Any, Any]] = []
+        if isinstance(out, (tuple, list)):
+            parts = [(operator.getitem, i, part) for i, part in enumerate(out)]
+        elif isinstance(out, dict):
+            parts = [(operator.getitem, key, part) for key, part in out.items()]
+        elif _may_hold(out) and hasattr(out, "__dict__"):
+            parts = [(getattr, key, part) for key, part in vars(out).items()]
+        for access, key, part in parts:
+            if _may_hold(part) and flatten(part)[0]:
+                child = self.graph.call_function(access, (node, key))
+                self._describe(child, part, Observation(), path=node.meta["path"], source=node.meta["source"],
+                               varies=node.meta["varies"])  # fmt: skip
+                self._bind(part, child)
+
+    def _node_of(self, tensor: torch.Tensor) -> fx.Node:
+        node = self._nodes.get(id(tensor))
+        if node is not None:
+            return node
+        name = self.shadow.name_of(tensor)
+        if name is None:
+            if self.real or isinstance(tensor, torch._subclasses.FakeTensor):
+                self._fail()
+                raise Unrecordable(
+                    self._stack[-1],
+                    f"a tensor of shape {tuple(tensor.shape)} comes from where no torch function was seen to make it "
+                    f"(a parameter in a plain list, a tensor kept from an earlier call, or code outside Python)",
+                    _source(),
+                )
+            name = f"_constant_{len(self.constants)}"
+        if name not in self._attributes:
+            owner = self.shadow.original(tensor)
+            self.constants[name] = owner
+            node = self.graph.get_attr(name)
+            self._describe(node, tensor, Observation(), source="state",
+                           varies=name in self._registered)  # fmt: skip
+            node.meta["state"] = name
+            self._attributes[name] = node
+        return self._attributes[name]
+
+    def _argument(self, value: Any) -> Any:
+        """A value as a node argument: tensors become nodes, the rest must be data that prints and compares."""
+        if isinstance(value, torch.Tensor):
+            return self._node_of(value)
+        if isinstance(value, (tuple, list)):
+            items = [self._argument(v) for v in value]
+            return items if isinstance(value, list) else tuple(items)
+        if isinstance(value, dict):
+            return {k: self._argument(v) for k, v in value.items()}
+        if isinstance(value, slice):
+            return slice(*(self._argument(v) for v in (value.start, value.stop, value.step)))
+        if isinstance(value, range):
+            return list(value)
+        if isinstance(value, (*SCALARS, type(Ellipsis), torch.memory_format, enum.Enum)):
+            return value
+        if hasattr(value, "item") and type(value).__module__ == "numpy":
+            return value.item() if value.ndim == 0 else value.tolist()
+        self._fail()
+        raise Unrecordable(self._stack[-1], f"a {type(value).__name__} object is passed on as an argument", _source())
+
+
+def _nodes_in(arguments: Any) -> list[fx.Node]:
+    found: list[fx.Node] = []
+    fx.map_arg(arguments, lambda node: found.append(node))  # type: ignore[arg-type, func-returns-value]
+    return found
+
+
+def _may_hold(value: Any) -> bool:
+    return not isinstance(value, (*SCALARS, torch.Size, torch.finfo, torch.iinfo, nn.Module, type))
+
+
+def _source() -> str:
+    """`file:line in function` of the innermost frame that is the user's, not torch's and not ours."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if not file.startswith(_OWN_CODE) and not file.startswith("<") and "contextlib" not in file:
+            return f"{file}:{frame.f_lineno} in {frame.f_code.co_name}"
+        frame = frame.f_back  # type: ignore[assignment]
+    return ""

@@ -1,0 +1,69 @@
+"""Run the user's model without leaving a trace in it."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from lpcompile.passes.mutation import INTERNAL
+
+
+def rng_state() -> dict[str, Any]:
+    """All generators that a forward pass may draw from."""
+    state: dict[str, Any] = {"torch": torch.get_rng_state(), "random": random.getstate()}
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        state["cuda"] = torch.cuda.get_rng_state_all()
+    if "numpy" in sys.modules:
+        state["numpy"] = sys.modules["numpy"].random.get_state()
+    return state
+
+
+def set_rng_state(state: dict[str, Any]) -> None:
+    torch.set_rng_state(state["torch"])
+    random.setstate(state["random"])
+    if "cuda" in state:
+        torch.cuda.set_rng_state_all(state["cuda"])
+    if "numpy" in state:
+        sys.modules["numpy"].random.set_state(state["numpy"])
+
+
+def python_rng_state() -> tuple[Any, ...]:
+    """The generators outside torch, in a form that compares."""
+    state: tuple[Any, ...] = (random.getstate(),)
+    if "numpy" in sys.modules:
+        name, keys, *rest = sys.modules["numpy"].random.get_state(legacy=True)
+        state += (name, keys.tobytes(), *rest)
+    return state
+
+
+@contextmanager
+def untouched(model: nn.Module) -> Iterator[None]:
+    """Whatever happens inside, buffers, modes, plain attributes, gradients and generators are as before afterwards."""
+    generators = rng_state()
+    modules = list(model.modules())
+    attributes = [{k: v for k, v in vars(m).items() if k not in INTERNAL} for m in modules]
+    buffers = [(m, dict(m._buffers)) for m in modules if m._buffers]
+    values = [(b, b.detach().clone()) for b in model.buffers() if b.device.type != "meta"]
+    gradients = [(p, p.grad) for p in model.parameters()]
+    try:
+        yield
+    finally:
+        for module, before in zip(modules, attributes, strict=True):
+            for key in [k for k in vars(module) if k not in INTERNAL and k not in before]:
+                del module.__dict__[key]
+            module.__dict__.update(before)
+        for module, registered in buffers:
+            module._buffers.clear()
+            module._buffers.update(registered)
+        with torch.no_grad():
+            for buffer, value in values:
+                buffer.copy_(value)
+        for parameter, gradient in gradients:
+            parameter.grad = gradient
+        set_rng_state(generators)

@@ -1,0 +1,1 @@
+"""The engine that trains a compiled program on K devices."""
