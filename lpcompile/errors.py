@@ -10,7 +10,14 @@ class CaptureError(LpError):
 
 
 class PlanError(LpError):
-    """No plan satisfies what was asked (too many stages, too little memory, pins that conflict)."""
+    """No plan satisfies what was asked (too many stages, too little memory, pins that conflict).
+
+    `most` is the largest number of stages that would work, where that is what was wrong.
+    """
+
+    def __init__(self, message: str, most: int | None = None) -> None:
+        super().__init__(message)
+        self.most = most
 
 
 class GateError(LpError):

@@ -5,28 +5,32 @@ Each prints as a name, compares by what it wraps, and pickles, so that graphs ca
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import ExitStack
 from typing import Any
 
 import torch
 
 
-@dataclass(frozen=True)
-class _Call:
-    function: Any
+class Call:
+    """A callable that prints as a name, compares by what it wraps, and pickles."""
 
-    def __post_init__(self) -> None:
-        inner = getattr(self.function, "__name__", type(self.function).__name__)
-        object.__setattr__(self, "__name__", f"{type(self).__name__}_{inner}")
-        object.__setattr__(self, "__qualname__", f"{type(self).__name__}_{inner}")
-        object.__setattr__(self, "__module__", "lpcompile.passes.calls")
+    def __init__(self, function: Any, *details: Any) -> None:
+        self.function, self.details = function, details
+        inner = getattr(function, "__name__", type(function).__name__)
+        self.__name__ = self.__qualname__ = f"{type(self).__name__}_{inner}"
+        self.__module__ = "lpcompile.passes.calls"
 
-    def __reduce__(self) -> tuple[type, tuple[Any]]:
-        return type(self), (self.function,)
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other) and vars(self) == vars(other)
+
+    def __hash__(self) -> int:
+        return hash((type(self), self.__name__, self.details))
+
+    def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
+        return type(self), (self.function, *self.details)
 
 
-class NoGrad(_Call):
+class NoGrad(Call):
     """Call a function with gradients off: what a `with torch.no_grad():` block did to this one operation.
 
     Kept per node, so that nodes can move to other stages, and so that an outer no_grad of the user still holds.
@@ -37,7 +41,17 @@ class NoGrad(_Call):
             return self.function(*args, **kwargs)
 
 
-class Apply(_Call):
+class Autocast(Call):
+    """Call a function as inside `with torch.autocast(device_type, dtype, enabled):`; several when they were nested."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        with ExitStack() as stack:
+            for device_type, dtype, enabled, cache in self.details:
+                stack.enter_context(torch.autocast(device_type, dtype, enabled, cache))
+            return self.function(*args, **kwargs)
+
+
+class Apply(Call):
     """Call a `torch.autograd.Function` with its own backward."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -65,5 +79,3 @@ def batch_of(tensor: torch.Tensor, dim: int, multiple: int = 1) -> int:
 def device_of(tensor: torch.Tensor) -> torch.device:
     return tensor.device
 
-
-SYMBOLS: dict[str, Callable[..., Any]] = {"batch": batch_of, "device": device_of}

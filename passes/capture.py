@@ -11,6 +11,8 @@ the graph from the batch size; one in eval mode is kept beside the training grap
 
 from __future__ import annotations
 
+import contextlib
+import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,9 +26,9 @@ from lpcompile.passes import explain
 from lpcompile.passes.batch import Different, batch_size, follow_batch, follow_device, resized, same_graph
 from lpcompile.passes.caches import FunctionCaches
 from lpcompile.passes.graph_module import TwoModeModule, map_graph
-from lpcompile.passes.mutation import changes, snapshot
+from lpcompile.passes.mutation import Change, changes, snapshot
 from lpcompile.passes.recorder import Recorder, Unrecordable
-from lpcompile.passes.shadow import Shadow
+from lpcompile.passes.shadow import Shadow, fake_tensor
 from lpcompile.passes.signature import Signature, example_call, make_signature
 from lpcompile.passes.tree import Tree
 from lpcompile.passes.untouched import python_rng_state, untouched
@@ -101,32 +103,53 @@ class _Attempt:
             raise explain.blame(error, recorder) from error
         finally:
             self.caches.forget_fakes()
-        self._check_state(recorder, before, generators)
+        self._check_state(recorder, before, generators, lambda: shadow.root(*args, **kwargs))
         map_graph(recorder.graph, lambda n: n.op == "call_module" or n.meta["random"] or bool(n.meta["writes"]))
         return Recording(recorder.graph, tree, dict(recorder.constants))
 
     def _fake_input(self, tensor: torch.Tensor) -> torch.Tensor:
-        fake = self.fake_mode.from_tensor(tensor.detach(), static_shapes=True)
+        fake = fake_tensor(tensor.detach(), self.fake_mode)
         return fake.requires_grad_(tensor.requires_grad) if tensor.requires_grad else fake
 
-    def _check_state(self, recorder: Recorder, before: Any, generators: Any) -> None:
+    def _check_state(self, recorder: Recorder, before: Any, generators: Any, run: Callable[[], Any]) -> None:
         """Modules that change themselves in ways a graph cannot replay are kept whole: say which and start again."""
         if python_rng_state() != generators:
             if not self.watch_random:
                 self.watch_random = True  # record once more to learn which module it was
                 raise Again
-            raise Unrecordable(recorder.random_path or "", "forward draws from Python's or numpy's random generator")
+            reason = "forward draws from Python's or numpy's random generator"
+            remedy = "draw from torch's generator (torch.rand, torch.bernoulli) and use the result as a tensor"
+            raise Unrecordable(recorder.random_path or "", reason, remedy=remedy)
         called = {n.target for n in recorder.graph.nodes if n.op == "call_module"} | self.whole
-        refusals = []
+        refusals, large = [], []
         for change in changes(before, recorder.shadow.root, called):
-            key = f"{change.path}.{change.attribute}".strip(".")
-            if self._share(change.path) < 0.5 or change.what == "buffer":
-                refusals.append(Unrecordable(change.path, f"forward sets the attribute {key}"))
-            elif not (change.attribute.startswith("_") and change.what == "value"):
-                self.notes.append(f"forward of the model sets {key}; the program does not")
+            name = f"{change.path}.{change.attribute}".strip(".")
+            if change.what != "buffer" and self._share(change.path) >= 0.5:
+                large.append((name, change))
+            else:
+                remedy = f"write into it in place (self.{change.attribute}.copy_(...)) instead of assigning to it"
+                refusals.append(Unrecordable(change.path, f"forward sets the attribute {name}", remedy=remedy))
         if refusals:
             refusals[0].also = refusals[1:]
             raise refusals[0]
+        self._check_large(large, recorder.shadow.root, run)
+
+    def _check_large(self, large: list[tuple[str, Change]], root: nn.Module, run: Callable[[], Any]) -> None:
+        """Attributes of modules too large to keep whole: what changes at every call cannot be replayed."""
+        if not large:
+            return
+        before = snapshot(root)
+        with contextlib.suppress(Exception), contextlib.ExitStack() as stack:
+            if not self.real:
+                stack.enter_context(self.fake_mode)
+            run()
+        again = {f"{c.path}.{c.attribute}".strip(".") for c in changes(before, root, set())}
+        for name, change in large:
+            if change.what == "tensor":
+                self.notes.append(f"forward of the model keeps a tensor in {name}; the program does not")
+            elif name in again:
+                remedy = f"keep {name} out of forward: count in the training loop, or in a submodule that stays whole"
+                raise Unrecordable("", f"forward changes the attribute {name} at every call", remedy=remedy)
 
     def _share(self, path: str) -> float:
         total = sum(p.numel() for p in self.model.parameters())
@@ -164,8 +187,14 @@ def capture(
     tensors = signature.flat(args, kwargs)
     attempt = _Attempt(model, signature, _leaf_paths(model, leaf), front_end in ("real", "specialise"),
                        front_end == "specialise")  # fmt: skip
-    with untouched(model):
-        return _capture(attempt, tensors, _rebuilder(signature), front_end)
+    log = logging.getLogger("torch._subclasses.fake_tensor")  # it prints what we are about to explain
+    level = log.level
+    log.setLevel(logging.CRITICAL)
+    try:
+        with untouched(model):
+            return _capture(attempt, tensors, rebuilder(signature), front_end)
+    finally:
+        log.setLevel(level)
 
 
 def _capture(attempt: _Attempt, tensors: list[torch.Tensor], rebuild: Any, front_end: str) -> Captured:
@@ -254,10 +283,9 @@ def _assemble(
                 state[node.target] = model.get_submodule(node.target)
         state.update(recording.constants)
         recording.graph.lint()
-    captured = Captured(model, {m: r.graph for m, r in modes.items()}, state, f"Captured{type(model).__name__}")
     specs = [n.meta["spec"] for n in modes[True].graph.nodes if n.op == "placeholder"]
     inputs = tuple((name, spec) for (name, _), spec in zip(attempt.signature.inputs, specs, strict=True))
-    captured.__dict__["_lp"] = CaptureInfo(
+    info = CaptureInfo(
         model=model,
         signature=Signature(attempt.signature.parameters, attempt.signature.trees, inputs),
         trees={m: r.tree for m, r in modes.items()},
@@ -266,10 +294,12 @@ def _assemble(
         batch_free=free,
         small_inputs=small,
     )
+    captured = Captured({m: r.graph for m, r in modes.items()}, f"Captured{type(model).__name__}", _lp=info)
+    captured._lp_fill(model, state)
     return captured
 
 
-def _rebuilder(signature: Signature) -> Callable[[list[torch.Tensor]], tuple[tuple[Any, ...], dict[str, Any]]]:
+def rebuilder(signature: Signature) -> Callable[[list[torch.Tensor]], tuple[tuple[Any, ...], dict[str, Any]]]:
     """From a flat list of tensors back to the arguments of forward."""
 
     def rebuild(tensors: list[torch.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:

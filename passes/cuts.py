@@ -141,7 +141,7 @@ class _Forbidden:
     def __init__(self, live: Liveness, model: nn.Module, tied: str) -> None:
         self.live = live
         self.ranges: list[tuple[int, int, str]] = []  # first <= position < last is forbidden
-        uses = _state_uses(live, model)
+        uses = state_uses(live, model)
         written = {name for node in live.steps for name in node.meta["state_writes"]}
         for name, steps in uses.items():
             if name in written:
@@ -187,7 +187,7 @@ class _Forbidden:
         return ""
 
 
-def _state_uses(live: Liveness, model: nn.Module) -> dict[str, list[int]]:
+def state_uses(live: Liveness, model: nn.Module) -> dict[str, list[int]]:
     """Steps that use each parameter and buffer, by canonical name (tied ones count as one)."""
     canonical: dict[int, str] = {}
     for name, tensor in [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]:

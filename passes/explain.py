@@ -75,11 +75,14 @@ def capture_error(model: nn.Module, error: Unrecordable, tensors: list[torch.Ten
     if error.source:
         lines.append(f"  at {error.source}{_code(error.source)}")
     lines.append("what to try:")
+    if error.remedy:
+        lines.append(f"  {error.remedy}")
     if error.path:
         parent = error.path.rpartition(".")[0]
         lines.append(f"  leaf=[{error.path!r}] keeps that module whole" + (f" (or its parent {parent!r})" if parent else ""))
-    lines.append("  concrete_args={'name': value} fixes an argument of forward that the branch depends on")
-    lines.append("  front_end='specialise' freezes the branch at what it is for these example inputs")
+    if not error.remedy:
+        lines.append("  concrete_args={'name': value} fixes an argument of forward that the branch depends on")
+        lines.append("  front_end='specialise' freezes the branch at what it is for these example inputs")
     if not error.path:
         lines.append("  or move that part of forward into a submodule, which can then stay whole")
     return CaptureError("\n".join(lines))

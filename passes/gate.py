@@ -35,6 +35,17 @@ def run_step(
     model: nn.Module, forward: Forward, inputs: list[torch.Tensor], training: bool, *, digest: bool = True
 ) -> Step:
     """One forward (and, in training, backward) under a fixed seed; the model is as before afterwards."""
+    try:
+        return _run_step(model, forward, inputs, training, digest, accumulate=False)
+    except RuntimeError as error:
+        if "use_reentrant" not in str(error):
+            raise
+        return _run_step(model, forward, inputs, training, digest, accumulate=True)  # all that such checkpoints allow
+
+
+def _run_step(
+    model: nn.Module, forward: Forward, inputs: list[torch.Tensor], training: bool, digest: bool, accumulate: bool
+) -> Step:
     keep = _digest if digest else lambda t: t.detach().clone()
     with untouched(model):
         torch.manual_seed(SEED)
@@ -43,12 +54,14 @@ def run_step(
             out, tree = flatten(forward(leaves))
         results = {f"output {i}": keep(t) for i, t in enumerate(out)}
         if training:
-            results.update(_gradients(model, out, leaves, keep))
+            results.update(_gradients(model, out, leaves, keep, accumulate))
         results |= {f"buffer {name}": keep(b) for name, b in model.named_buffers()}
         return Step(results, tree.text)
 
 
-def _gradients(model: nn.Module, out: list[torch.Tensor], leaves: list[torch.Tensor], keep: Any) -> dict[str, Any]:
+def _gradients(
+    model: nn.Module, out: list[torch.Tensor], leaves: list[torch.Tensor], keep: Any, accumulate: bool
+) -> dict[str, Any]:
     loss = scalar(out)
     if loss is None:
         return {}
@@ -56,7 +69,13 @@ def _gradients(model: nn.Module, out: list[torch.Tensor], leaves: list[torch.Ten
     wanted |= {f"gradient of input {i}": t for i, t in enumerate(leaves) if t.requires_grad}
     if not wanted:
         return {}
-    gradients = torch.autograd.grad(loss, list(wanted.values()), allow_unused=True)
+    if not accumulate:
+        gradients = torch.autograd.grad(loss, list(wanted.values()), allow_unused=True)
+    else:
+        for tensor in wanted.values():  # `untouched` puts .grad back
+            tensor.grad = None
+        loss.backward()  # type: ignore[no-untyped-call]
+        gradients = tuple(t.grad for t in wanted.values())
     return {name: None if g is None else keep(g) for name, g in zip(wanted, gradients, strict=True)}
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import fx, nn
+
+from lpcompile.passes.graph_data import from_data, to_data
 
 
 class TwoModeModule(fx.GraphModule):
@@ -17,14 +20,26 @@ class TwoModeModule(fx.GraphModule):
     model's.
     """
 
-    def __init__(self, model: nn.Module, graphs: dict[bool, fx.Graph], state: dict[str, Any], name: str) -> None:
+    def __init__(self, graphs: dict[bool, fx.Graph], name: str, **notes: Any) -> None:
         super().__init__(nn.Module(), fx.Graph(), name)
-        self.__dict__["_lp_graphs"] = graphs
-        self.__dict__["_lp_forwards"] = {}
+        self.__dict__.update(_lp_graphs=graphs, _lp_forwards={}, _lp_name=name, _lp_notes=notes, **notes)
+
+    def _lp_fill(self, model: nn.Module, state: dict[str, Any]) -> None:
+        """Take over modules, parameters and buffers of the model, and its mode."""
         for target in sorted(state, key=lambda t: (t.count("."), t)):
             install(self, target, state[target], persistent=_is_persistent(model, target))
-        self.training = model.training
         self._lp_use_mode(model.training)
+
+    def __reduce__(self) -> Any:
+        return _restore, (_base(self), *_parts(self))
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self.__reduce__()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        copied = _restore(_base(self), *copy.deepcopy(_parts(self), memo))
+        memo[id(self)] = copied
+        return copied
 
     def _lp_use_mode(self, training: bool) -> None:
         """Switch graphs without touching the flags of the layers."""
@@ -58,6 +73,32 @@ class TwoModeModule(fx.GraphModule):
         super().train(mode)
         self._lp_use_mode(mode)
         return self
+
+
+_REGISTRIES = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set", "training")
+
+
+def _base(module: TwoModeModule) -> type[TwoModeModule]:
+    """The class as written; fx puts a class of its own for each instance before it."""
+    return next(c for c in type(module).__mro__ if c.__module__ != "torch.fx.graph_module" and "Impl" not in c.__name__)
+
+
+def _parts(module: TwoModeModule) -> tuple[Any, ...]:
+    graphs = module._lp_graphs
+    train = to_data(graphs[True])
+    evaluate = None if graphs[False] is graphs[True] else to_data(graphs[False])
+    registries = {key: module.__dict__[key] for key in _REGISTRIES}
+    return train, evaluate, module._lp_name, module._lp_notes, registries
+
+
+def _restore(
+    kind: type[TwoModeModule], train: Any, evaluate: Any, name: str, notes: dict[str, Any], registries: dict[str, Any]
+) -> TwoModeModule:
+    graph = from_data(train)
+    made = kind({True: graph, False: graph if evaluate is None else from_data(evaluate)}, name, **notes)
+    made.__dict__.update(registries)
+    made._lp_use_mode(made.training)
+    return made
 
 
 def install(root: nn.Module, target: str, value: Any, persistent: bool = True) -> None:

@@ -28,6 +28,7 @@ ROUNDING = 1e-10  # T is widened by this part before a test, so that rounding ca
 BEAMS = (48, 512)  # labels kept a stage in the cheap attempts that come before the exact one
 PAIRS = 100_000  # (label, next cut) pairs a stage in a cheap attempt
 WEIGHT=1.0
+CHAMPIONS = 64
 CHUNK = 2_000_000  # pairs expanded at once in the exact one
 
 
@@ -150,14 +151,14 @@ def _forward(problem: Problem, fence: Ints, T: float, windows: list[Window]) -> 
         first, time, total = reached[-1]
         here, there = slice(first, first + len(time)), slice(after.first, after.first + len(after.latest))
         speed, host = problem.speeds[k], problem.speeds[k + 1]
-        fenced = np.searchsorted(fence[here], np.arange(there.start, there.stop))
+        begin = np.maximum(np.arange(here.start, here.stop) + 1 - there.start, 0)
+        fenced = np.minimum(fence[here] + 1, there.stop) - there.start
 
         def least(share: float, value: Floats, prefix: Floats) -> Floats:
             """min of value[cut before] + prefix[this cut] over the cuts from which this one is reached in time."""
-            load = np.minimum.accumulate(total - share * problem.work[here] / speed)
-            begin = np.maximum(fenced, np.searchsorted(-load, share * problem.work[there] / speed - T))
-            smallest = np.append(np.minimum.accumulate((value - prefix[here])[::-1])[::-1], np.inf)
-            bound: Floats = smallest[begin] + prefix[there]
+            load = total - share * problem.work[here] / speed
+            until = np.minimum(np.searchsorted(share * problem.work[there] / speed, T - load, side="right"), fenced)
+            bound: Floats = _paint(begin, until, value - prefix[here], there.stop - there.start) + prefix[there]
             return bound
 
         below = least(1 + r, time, r * problem.arrival / speed) + problem.delay[there]
@@ -174,6 +175,27 @@ def _forward(problem: Problem, fence: Ints, T: float, windows: list[Window]) -> 
         early, loaded = np.where(dead, np.inf, early)[span], np.where(dead, np.inf, loaded)[span]
         reached.append(Reached(after.first + span.start, early, loaded))
     return reached
+
+
+def _paint(begin: Ints, until: Ints, value: Floats, size: int) -> Floats:
+    """For each of `size` places the least value among the intervals [begin, until) that cover it.
+
+    A sparse table run in reverse: two overlapping power-of-two blocks cover an interval, and blocks push their value
+    down to their halves."""
+    rows = np.flatnonzero((until > begin) & (value < np.inf))
+    begin, until, value = begin[rows], until[rows], value[rows]
+    if not len(rows):
+        return np.full(size, np.inf)
+    level = np.frexp((until - begin).astype(np.float64))[1] - 1
+    table = np.full((int(level.max()) + 1, size), np.inf)
+    np.minimum.at(table, (level, begin), value)
+    np.minimum.at(table, (level, until - (1 << level)), value)
+    for above in range(len(table) - 1, 0, -1):
+        half = 1 << (above - 1)
+        np.minimum(table[above - 1], table[above], out=table[above - 1])
+        np.minimum(table[above - 1, half:], table[above, :-half], out=table[above - 1, half:])
+    painted: Floats = table[0]
+    return painted
 
 
 def _backward(problem: Problem, fence: Ints, T: float, reached: list[Reached]) -> list[Window] | None:
@@ -348,6 +370,12 @@ def _advance(relaxation: Relaxation, k: int, labels: Labels, thin: bool, by_byte
     problem, after = relaxation.problem, relaxation.windows[k + 1]
     following = after.first + np.flatnonzero(after.latest > -np.inf)
     ranges = _ranges(relaxation, k, labels, following)
+    if not by_bytes:
+        kept = _unbeaten(relaxation, k, labels, following, ranges)
+        ranges = [(low[kept], high[kept]) for low, high in ranges]
+    else:
+        kept = np.arange(len(labels.cut))
+    origin, labels = kept, labels.take(kept)
     thinned = thin and sum(int((high - low).sum()) for low, high in ranges) > PAIRS
     if thinned:
         order = np.random.default_rng(0).permutation(len(following))
@@ -364,7 +392,38 @@ def _advance(relaxation: Relaxation, k: int, labels: Labels, thin: bool, by_byte
             parent = np.repeat(rows, count)
             offset = np.repeat(low[rows] - np.cumsum(count) + count, count)
             parts.append(_extend(relaxation, k, labels, parent, following[np.arange(len(parent)) + offset], bool(above)))
-    return _undominated(relaxation, Labels(*map(np.concatenate, zip(*parts, strict=True))), by_bytes), thinned
+    new = _undominated(relaxation, Labels(*map(np.concatenate, zip(*parts, strict=True))), by_bytes)
+    return new._replace(parent=origin[new.parent]), thinned
+
+
+def _unbeaten(relaxation: Relaxation, k: int, labels: Labels, following: Ints, ranges: list[tuple[Ints, Ints]]) -> Ints:
+    """The labels without those that a label further on beats, whatever they do next.
+
+    A label l at a later cut that still lies before every next cut of label m can take over m's future: its stage is m's
+    without the first units. It is as good if it is as early, with and without its message, and rank k is done as soon."""
+    problem, cut = relaxation.problem, labels.cut
+    extra, kept = _hosted(problem, k, labels)
+    chain, r = problem.aux_budget * problem.arrival[cut], problem.speeds
+    host = problem.speeds[k + 1]
+    criteria = [labels.time - chain / problem.speeds[k], labels.time + problem.delay[cut] - chain / host,
+                labels.time + extra - problem.work[cut] / problem.speeds[k]]
+    if np.isfinite(problem.limits).any():
+        criteria.append(kept + problem.crossing[cut] - problem.state[cut])
+    padded = np.append(following, len(problem.work))
+    reach = np.minimum.reduce([np.where(high > low, padded[low], len(problem.work)) for low, high in ranges])
+    rows = np.flatnonzero(np.logical_or.reduce([high > low for low, high in ranges]))
+    table = np.stack([c[rows] for c in criteria])
+    cuts, reach = cut[rows], reach[rows]
+    order = np.lexsort((-cuts, table[0] + table[1]))
+    rows, table, cuts, reach = rows[order], table[:, order], cuts[order], reach[order]
+    for champion in range(CHAMPIONS):
+        if champion >= len(rows):
+            break
+        keep = (cuts > cuts[champion]) | (cuts[champion] >= reach)
+        keep |= (table < table[:, champion, None]).any(axis=0)
+        keep[: champion + 1] = True
+        rows, table, cuts, reach = rows[keep], table[:, keep], cuts[keep], reach[keep]
+    return np.sort(rows)
 
 
 def _ranges(relaxation: Relaxation, k: int, labels: Labels, following: Ints) -> list[tuple[Ints, Ints]]:

@@ -1,4 +1,4 @@
-"""While recording, module calls and custom autograd functions report to the recorder."""
+"""While recording, module calls, custom autograd functions and autocast regions report to the recorder."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from torch import nn
 
 
 class Listener(Protocol):
+    autocasts: list[tuple[str, torch.dtype, bool, bool]]
+
     def module_called(self, module: nn.Module, call: Callable[[], Any], args: Any, kwargs: Any) -> Any: ...
     def function_applied(self, function: type[torch.autograd.Function], args: Any, kwargs: Any) -> Any: ...
 
@@ -41,10 +43,25 @@ def patched(listener: Listener) -> Iterator[None]:
         finally:
             inside = False
 
+    autocast_enter, autocast_exit = torch.autocast.__enter__, torch.autocast.__exit__
+
+    def enter(self: torch.autocast) -> Any:
+        result = autocast_enter(self)  # type: ignore[no-untyped-call]
+        listener.autocasts.append((self.device, self.fast_dtype, self._enabled, self._cache_enabled))
+        return result
+
+    def leave(self: torch.autocast, *error: Any) -> Any:
+        listener.autocasts.pop()
+        return autocast_exit(self, *error)  # type: ignore[no-untyped-call]
+
+    torch.autocast.__enter__ = enter  # type: ignore[method-assign]
+    torch.autocast.__exit__ = leave  # type: ignore[method-assign]
     nn.Module.__call__ = call  # type: ignore[method-assign, assignment]
     torch.autograd.Function.apply = classmethod(apply)  # type: ignore[assignment]
     try:
         yield
     finally:
+        torch.autocast.__enter__ = autocast_enter  # type: ignore[method-assign]
+        torch.autocast.__exit__ = autocast_exit  # type: ignore[method-assign]
         nn.Module.__call__ = module_call  # type: ignore[method-assign]
         torch.autograd.Function.apply = function_apply

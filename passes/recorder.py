@@ -21,7 +21,7 @@ import torch
 from torch import fx, nn
 from torch.overrides import TorchFunctionMode
 
-from lpcompile.passes.calls import Apply, NoGrad, call_method, call_module
+from lpcompile.passes.calls import Apply, Autocast, NoGrad, call_method, call_module
 from lpcompile.passes.leaves import is_leaf
 from lpcompile.passes.observer import Observation, Observer, storage_key
 from lpcompile.passes.patches import patched
@@ -50,8 +50,9 @@ _READS = {"item", "tolist", "numpy", "__bool__", "__int__", "__float__", "__inde
 class Unrecordable(Exception):
     """Something in the forward of module `path` cannot be recorded."""
 
-    def __init__(self, path: str, reason: str, source: str = "") -> None:
+    def __init__(self, path: str, reason: str, source: str = "", remedy: str = "") -> None:
         super().__init__(reason)
+        self.remedy = remedy
         self.path, self.reason, self.source = path, reason, source
         self.also: list[Unrecordable] = []  # others found in the same recording
 
@@ -69,6 +70,7 @@ class Recorder(TorchFunctionMode):
         self.real = shadow.fake_mode is None
         self.graph = fx.Graph()
         self.constants: dict[str, torch.Tensor] = {}
+        self.autocasts: list[tuple[str, torch.dtype, bool, bool]] = []  # the regions that forward has entered
         self.failed_at: tuple[str, str] | None = None
         self.watch_random = watch_random
         self.random_path: str | None = None  # the innermost module that drew from Python's generators
@@ -230,22 +232,26 @@ class Recorder(TorchFunctionMode):
     # ---- nodes
 
     def _emit(self, op: str, target: Any, args: Any, kwargs: Any, out: Any, seen: Observation, path: str = "") -> None:
-        needs_grad = not torch.is_grad_enabled() and self._needs_grad(op, target, (args, kwargs))
+        no_grad = not torch.is_grad_enabled() and self._needs_grad(op, target, (args, kwargs))
         arguments, keywords = self._argument(args), self._argument(kwargs)
         varies = seen.random or op == "call_module" or any(n.meta["varies"] for n in _nodes_in((arguments, keywords)))
-        if needs_grad:
-            if op == "call_module":
-                module = self.graph.get_attr(target)
-                module.meta.update(varies=True, spec=None, state=target)
-                arguments, target = (module, *arguments), NoGrad(call_module)
-            elif op == "call_method":
-                arguments, target = (target, *arguments), NoGrad(call_method)
-            else:
-                target = NoGrad(target)
-            op = "call_function"
+        if no_grad or self.autocasts:
+            op, target, arguments = self._as_function(op, target, arguments)
+            target = Autocast(target, *self.autocasts) if self.autocasts else target
+            target = NoGrad(target) if no_grad else target
         node = self.graph.create_node(op, target, arguments, keywords)
         self._describe(node, out, seen, path=path, varies=varies)
         self._bind(out, node)
+
+    def _as_function(self, op: str, target: Any, arguments: Any) -> tuple[str, Any, Any]:
+        """The same call as a plain function, so that a context can be put around it."""
+        if op == "call_module":
+            module = self.graph.get_attr(target)
+            module.meta.update(varies=True, spec=None, state=target)
+            return "call_function", call_module, (module, *arguments)
+        if op == "call_method":
+            return "call_function", call_method, (target, *arguments)
+        return "call_function", target, arguments
 
     def _needs_grad(self, op: str, target: Any, arguments: Any) -> bool:
         if op == "call_module" and any(p.requires_grad for p in self.shadow.root.get_submodule(target).parameters()):

@@ -37,7 +37,7 @@ class Shadow:
             self._names.setdefault(id(tensor), name)
             if fake_mode is not None and id(tensor) not in memo:
                 if id(tensor) not in fakes:
-                    fakes[id(tensor)] = _fake(tensor, fake_mode)
+                    fakes[id(tensor)] = fake_tensor(tensor, fake_mode)
                 memo[id(tensor)] = fake = fakes[id(tensor)]
                 self._names[id(fake)] = name
                 self._originals[id(fake)] = tensor
@@ -75,7 +75,8 @@ def named_tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
                 yield from ((f"{flat}_{i}", v) for i, v in enumerate(items) if isinstance(v, torch.Tensor))
 
 
-def _fake(tensor: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
+def fake_tensor(tensor: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
+    """A fake with the tensor's shape, dtype and device."""
     if tensor.device.type == "meta":  # planned without weights: pretend that they are where the inputs are
         with mode:
             fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")

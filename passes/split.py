@@ -40,15 +40,10 @@ class StageIO:
 class Stage(TwoModeModule):
     """One stage: `stage(*lams, *inputs)` gives the next boundary's tensors and any model outputs made here.
 
-    A single result comes bare, several come as a tuple; `io(training)` says which is which.
+    A single result comes bare, several come as a tuple; `stage_io(stage)` says which is which.
     """
 
     _lp_io: dict[bool, StageIO]
-
-    def __init__(self, *args: Any, io: dict[bool, StageIO]) -> None:
-        self.__dict__["_lp_io"] = io
-        super().__init__(*args)
-        self.__dict__["_lp_io"] = io
 
 
 def stage_io(stage: Stage, training: bool | None = None) -> StageIO:
@@ -71,8 +66,9 @@ def split(captured: Captured, chosen: Sequence[Cut]) -> tuple[Stage, ...]:
         for node in (*graph.nodes, *eval_graph.nodes):
             if node.op in ("call_module", "get_attr"):
                 state[node.target] = _resolve(captured, node.target)
-        modes = {True: graph, False: eval_graph}
-        stages.append(Stage(model, modes, state, f"Stage{k}", io={True: io, False: eval_io}))
+        stage = Stage({True: graph, False: eval_graph}, f"Stage{k}", _lp_io={True: io, False: eval_io})
+        stage._lp_fill(model, state)
+        stages.append(stage)
     _place_unused(model, stages)
     return tuple(stages)
 

@@ -1,8 +1,8 @@
 """The CIFAR residual networks of He et al. (2016): three groups of n basic blocks, 6n + 2 layers.
 
 The paper that lpcompile implements trains ResNet-20, 32, 54 and 110 in their original, post-activation form. There is
-no n for which 6n + 2 = 54; by the accuracy it reports and by the neighbours in its tables it means the 56-layer network
-(n = 9), so `resnet54` is that network under the paper's name.
+no n for which 6n + 2 = 54 and the paper does not say what it built; we assume the 56-layer network (n = 9), the nearest
+that He et al. define, so `resnet54` is that network under the paper's name.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ def from_torchvision(name: str, tensors: Tensors, model_kwargs: dict[str, object
     if "weights_backbone" in inspect.signature(builder).parameters:
         arguments["weights_backbone"] = None  # its default would be downloaded
     if name in ("inception_v3", "googlenet"):
-        arguments["init_weights"] = False  # their own initialisation draws truncated normals for many seconds
+        arguments["init_weights"] = False  # their own initialisation is ten times as slow as the default one
     model = call(spec, builder, arguments | model_kwargs)
     shape = None if tensors.wanted else _torchvision_shape(torchvision, name)
     if shape is None and not tensors.wanted:

@@ -1,4 +1,4 @@
-"""transformers: tiny random models of every architecture that needs no download and no extra package."""
+"""transformers: tiny models of many architectures, with random weights, so that nothing is downloaded."""
 
 from __future__ import annotations
 

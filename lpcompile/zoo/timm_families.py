@@ -1,4 +1,4 @@
-"""timm: the smallest model of every family, and some more whose structure differs from their family's smallest.
+"""timm: one small model of every family, and some more that are built differently from it.
 
 The table is written out instead of searched for, so that the zoo is the same list on every machine; a test compares
 its families with those of the installed timm.
@@ -120,7 +120,7 @@ MORE = """
     ghostnetv3_050 lcnet_035 twins_pcpvt_small
 """.split()
 
-# Smaller inputs where the published ones make a step take many seconds; the graph is the same.
+# Smaller inputs where the published ones make a step take many seconds; the layers are the same.
 INPUT = {
     "csatv2": 256,
     "inception_resnet_v2": 160,
@@ -129,12 +129,11 @@ INPUT = {
     "legacy_xception": 160,
     "nasnetalarge": 128,
     "pnasnet5large": 128,
-    "vgg11": 224,
     "xception41p": 160,
 }
 # Transformers that fix their grid when they are built are told the smaller input.
 IMAGE = {"gemma4_vit_167m": 96, "naflexvit_base_patch16_gap": 128, "qwen3_vit_88m": 128}
-HEAVY = {"deepseek_vit_412m"}  # 412 million parameters at 546 px
+HEAVY = {"deepseek_vit_412m"}  # 412 million parameters at 546 px: a step takes minutes
 
 
 def _entry(name: str) -> ZooEntry:

@@ -1,0 +1,175 @@
+"""The command line: `python -m lpcompile COMMAND`.
+
+Exit codes: 0 fine, 1 cannot be done (the message says what to do), 2 wrong usage.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from lpcompile.errors import LpError, UsageError
+
+MODEL_HELP = (
+    "resnet110 and other built-in models, torchvision:resnet50, timm:convnext_tiny, hf:bert, "
+    "package.module:factory, file.py:factory, or a saved plan (.json)"
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = _parser()
+    arguments = parser.parse_args(argv)
+    try:
+        return int(arguments.run(arguments))
+    except UsageError as error:
+        print(f"lpcompile: {error}", file=sys.stderr)
+        return 2
+    except LpError as error:
+        if arguments.debug:
+            raise
+        print(f"lpcompile: {error}", file=sys.stderr)
+        return 1
+    except BrokenPipeError:  # the reader of our output has gone, as `| head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except KeyboardInterrupt:
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        "lpcompile", description="Layer-parallelize a model: see the plan, check it, measure it."
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    inspect = commands.add_parser("inspect", help="show how a model would be split, and what to expect of it")
+    _model_arguments(inspect)
+    inspect.add_argument("--cuts", action="store_true", help="list every legal and illegal boundary with reasons")
+    inspect.add_argument("--graph", action="store_true", help="show the captured graph")
+    inspect.add_argument("--units", action="store_true", help="show the cost of every unit between cuts")
+    inspect.add_argument("--json", action="store_true", help="print the plan as JSON")
+    inspect.add_argument("--save", metavar="FILE", help="write the plan to FILE as JSON")
+    inspect.set_defaults(run=_inspect)
+
+    zoo = commands.add_parser("zoo", help="check capture and exactness on torchvision, timm and transformers models")
+    zoo.add_argument("models", nargs="*", help="names such as timm:convnext_tiny, or suites (default: all suites)")
+    zoo.add_argument("-K", type=_count, default=4, help="number of stages (default 4)")
+    zoo.add_argument("--jobs", type=_count, default=1, help="models checked at the same time, one core each")
+    zoo.add_argument("--seconds", type=float, default=240, help="time limit per model (default 240)")
+    zoo.add_argument("--heavy", action="store_true", help="also the models that need much time or memory")
+    zoo.add_argument("--no-peers", action="store_true", help="leave out symbolic_trace and pipelining.pipeline")
+    zoo.add_argument("--output", metavar="FILE", help="JSON lines; models already in FILE are not run again")
+    zoo.set_defaults(run=_zoo)
+    for command in (inspect, zoo):
+        command.add_argument("--debug", action="store_true", help="show Python tracebacks")
+    return parser
+
+
+def _model_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", metavar="MODEL", help=MODEL_HELP)
+    parser.add_argument("-K", default="auto", help="number of stages, or auto (default)")
+    parser.add_argument("--batch", type=_count, help="batch size of the example inputs")
+    parser.add_argument("--input", metavar="SHAPE", help="input shape without the batch: 3x32x32, or 16:int64")
+    parser.add_argument("--method", default="multiplier", help="training method to plan for (default multiplier)")
+    parser.add_argument("--cost", choices=["measured", "flops"], default="measured", help="where costs come from")
+    parser.add_argument("--aux-budget", type=float, default=0.1, metavar="SHARE", help="AuxNet cost (default 0.1)")
+    parser.add_argument("--memory-limit", type=float, metavar="GIB", help="memory of each rank in GiB")
+    parser.add_argument("--cut", action="append", default=[], metavar="UNIT", help="cut after this unit")
+    parser.add_argument("--together", action="append", default=[], metavar="UNITS",
+                        help="keep together: a prefix, or FIRST..LAST")  # fmt: skip
+    parser.add_argument("--tied", choices=["replicate", "together"], default="replicate",
+                        help="may tied parameters live in two stages?")  # fmt: skip
+    parser.add_argument("--threads", type=_count, help="intra-op threads to measure with")
+    parser.add_argument("--no-cache", action="store_true", help="measure again, do not use the profile cache")
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not 1 or more")
+    return value
+
+
+def _inspect(arguments: argparse.Namespace) -> int:
+    from lpcompile.plan import Plan
+    from lpcompile.tables import cut_table, unit_table
+
+    if arguments.model.endswith(".json"):
+        plan = Plan.load(arguments.model)
+        print(json.dumps(plan.to_json(), indent=1) if arguments.json else plan)
+        return 0
+    from lpcompile import sources
+    from lpcompile.compile import parallelize
+    from lpcompile.passes.cuts import cuts
+
+    meta = arguments.cost == "flops"  # counting needs no weights, however large the model
+    source = sources.load(arguments.model, batch=arguments.batch, input_shape=arguments.input,
+                          device="meta" if meta else "cpu")  # fmt: skip
+    program = parallelize(
+        source.model,
+        arguments.K if arguments.K == "auto" else _stages(arguments.K),
+        example_inputs=source.example_args,
+        example_kwargs=source.example_kwargs,
+        cost=arguments.cost,
+        method=arguments.method,
+        aux_budget=arguments.aux_budget,
+        memory_limit=arguments.memory_limit * 2**30 if arguments.memory_limit else None,
+        pins={"cut": arguments.cut, "together": [_pair(t) for t in arguments.together]},
+        tied=arguments.tied,
+        threads=arguments.threads,
+        cache=not arguments.no_cache,
+        progress=_progress if sys.stderr.isatty() else None,
+    )
+    plan = program.plan
+    if arguments.save:
+        plan.save(arguments.save)
+    if arguments.json:
+        print(json.dumps(plan.to_json(), indent=1))
+        return 0
+    if arguments.graph:
+        print(program.captured.graph, end="\n\n")
+    if arguments.cuts:
+        print(cut_table(cuts(program.captured, max_width=plan.width, tied=arguments.tied)), end="\n\n")
+    if arguments.units:
+        print(unit_table(plan), end="\n\n")
+    print(plan)
+    for note in source.notes:
+        print(f"note: {note}")
+    return 0
+
+
+def _stages(text: str) -> int:
+    try:
+        value = int(text)
+    except ValueError:
+        value = 0
+    if value < 1:
+        raise UsageError(f"-K {text}: give a number of stages (1 or more), or auto")
+    return value
+
+
+def _pair(text: str) -> str | list[str]:
+    first, dots, last = text.partition("..")
+    return [first, last] if dots else first
+
+
+def _progress(done: int, total: int) -> None:
+    print(f"\rmeasuring: step {done} of at most {total}", end="\n" if done == total else "", file=sys.stderr, flush=True)
+
+
+def _zoo(arguments: argparse.Namespace) -> int:
+    from lpcompile.zoo import SUITES, find, zoo
+    from lpcompile.zoo.run import report, run
+
+    entries = []
+    for name in arguments.models or list(SUITES):
+        entries += zoo(name) if name in SUITES else [find(name)]
+    entries = [e for e in entries if arguments.heavy or not e.heavy or e.name in arguments.models]
+    rows = run(entries, K=arguments.K, jobs=arguments.jobs, seconds=arguments.seconds, peers=not arguments.no_peers,
+               output=Path(arguments.output) if arguments.output else None)  # fmt: skip
+    print(report(rows, arguments.K))
+    return 0 if all(r["status"] in ("exact", "refused", "does not build") for r in rows) else 1

@@ -1,0 +1,168 @@
+"""The Plan: what went where and what it costs. Every tool reads this and nothing else.
+
+>>> program.plan.save("plan.json")
+>>> print(Plan.load("plan.json"))
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+from lpcompile.errors import PlanError
+from lpcompile.passes.cost import UnitCost
+from lpcompile.passes.spec import TensorSpec
+
+VERSION = 1
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class StagePlan:
+    """Stage k: units[first:last + 1] of the plan on rank k. Times in ms per mini-batch."""
+
+    index: int
+    first: int
+    last: int
+    forward: float
+    backward: float
+    parameters: int
+    parameter_bytes: int
+    saved_bytes: int
+    memory_bytes: int
+    arrival: float  # when its auxiliary variable is there
+    finish: float  # when it has done its step
+    work: float  # how long it computes, AuxNets included
+    inputs: tuple[str, ...]  # the model inputs it needs itself
+
+
+@dataclass(frozen=True)
+class BoundaryPlan:
+    """Boundary k between stage k-1 and stage k: where the graph is cut and what crosses."""
+
+    index: int
+    position: int
+    eval_position: int
+    after: str
+    path: str
+    source: str
+    values: tuple[str, ...]
+    specs: tuple[TensorSpec, ...]
+    aux_rank: int  # the rank that runs AuxNet_{k-1}; -1 where the method has none
+    aux_forward: float
+    aux_backward: float
+
+    @property
+    def nbytes(self) -> int:
+        return sum(s.nbytes for s in self.specs)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """K balanced stages of one model for one method, with the proof of how good they are."""
+
+    model: str
+    K: int
+    method: str
+    cost: str
+    device: str
+    batch: int | None
+    batch_free: bool
+    aux_budget: float
+    width: int  # the most tensors that a boundary may carry
+    units: tuple[UnitCost, ...]
+    stages: tuple[StagePlan, ...]
+    boundaries: tuple[BoundaryPlan, ...]
+    step: float
+    lower_bound: float
+    ideal: float
+    serial: float
+    gate: str  # "bitwise", or why the program was not checked
+    tied: tuple[tuple[str, tuple[int, ...]], ...] = ()  # parameters used in several stages
+    notes: tuple[str, ...] = ()
+    version: int = VERSION
+
+    @property
+    def gap(self) -> float:
+        """How far the plan can be from the best one, as a share of the bound."""
+        return max(0.0, self.step / self.lower_bound - 1) if self.lower_bound else 0.0
+
+    @property
+    def rho(self) -> float:
+        """Predicted speedup: serial time over the step time."""
+        return self.serial / self.step if self.step else 1.0
+
+    @property
+    def imbalance(self) -> float:
+        """Largest stage over the mean stage, AuxNets not counted."""
+        costs = [s.forward + s.backward for s in self.stages]
+        return max(costs) * len(costs) / sum(costs) if sum(costs) else 1.0
+
+    @property
+    def hash(self) -> str:
+        """Equal plans have equal hashes: ranks compare them before they start."""
+        return hashlib.sha256(json.dumps(self.to_json(), sort_keys=True).encode()).hexdigest()[:16]
+
+    def to_json(self) -> dict[str, Any]:
+        data = asdict(self)
+        for boundary, plan in zip(data["boundaries"], self.boundaries, strict=True):
+            boundary["specs"] = [s.to_json() for s in plan.specs]
+        return data
+
+    @staticmethod
+    def from_json(data: dict[str, Any]) -> Plan:
+        version = data.get("version") if isinstance(data, dict) else None
+        if version != VERSION:
+            raise PlanError(f"this is not a plan of version {VERSION} (version: {version!r}); make it again")
+        data = dict(data)
+        data["units"] = _all("units", data, lambda u: _make(UnitCost, u))
+        data["stages"] = _all("stages", data, lambda s: _make(StagePlan, {**s, "inputs": tuple(s["inputs"])}))
+        data["boundaries"] = _all("boundaries", data, _boundary)
+        data["tied"] = _all("tied", data, lambda t: (t[0], tuple(t[1])))
+        data["notes"] = _all("notes", data, str)
+        return _make(Plan, data)
+
+    def save(self, path: str | Path) -> None:
+        Path(path).write_text(json.dumps(self.to_json(), indent=1) + "\n")
+
+    @staticmethod
+    def load(path: str | Path) -> Plan:
+        try:
+            data = json.loads(Path(path).read_text())
+        except OSError as error:
+            raise PlanError(f"cannot read the plan {path}: {error.strerror}") from None
+        except ValueError as error:
+            raise PlanError(f"{path} is not JSON ({error}); make the plan again") from None
+        return Plan.from_json(data)
+
+    def __str__(self) -> str:
+        from lpcompile.tables import plan_text
+
+        return plan_text(self)
+
+
+def _boundary(data: dict[str, Any]) -> BoundaryPlan:
+    specs = tuple(TensorSpec.from_json(s) for s in data["specs"])
+    return _make(BoundaryPlan, {**data, "values": tuple(data["values"]), "specs": specs})
+
+
+def _all(key: str, data: dict[str, Any], make: Callable[[Any], T]) -> tuple[T, ...]:
+    found = []
+    for i, item in enumerate(data.get(key, ())):
+        try:
+            found.append(make(item))
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+            raise PlanError(f"the plan is broken at {key}[{i}]: {type(error).__name__}: {error}") from None
+    return tuple(found)
+
+
+def _make(kind: type[T], data: dict[str, Any]) -> T:
+    names = [f.name for f in fields(kind)]  # type: ignore[arg-type]
+    unknown, missing = set(data) - set(names), [n for n in names if n not in data and n not in ("tied", "notes")]
+    if unknown or missing:
+        raise PlanError(f"the plan is broken in {kind.__name__}: missing {missing}, unknown {sorted(unknown)}")
+    return kind(**data)

@@ -1,0 +1,105 @@
+"""A Program is the user's model with another forward: the same parameters and keys, run stage by stage."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from lpcompile.errors import InputError
+from lpcompile.passes.capture import Captured
+from lpcompile.passes.gate import staged
+from lpcompile.passes.split import Stage
+from lpcompile.plan import Plan
+
+
+class Program(nn.Module):
+    """What `parallelize` returns.
+
+    `program(x)` is bitwise `model(x)`; `plan` says what went where; `stages` are the modules; `module` is the user's
+    model, whose parameters the stages share; `state_dict()` has its keys. Without example inputs it compiles at the
+    first call.
+    """
+
+    def __init__(self, model: nn.Module, compile_: Callable[..., tuple[Captured, Plan, tuple[Stage, ...]]]) -> None:
+        super().__init__()
+        # the model's own registries: parameters(), to(), train() and the like see the model's tree and names
+        for kind in ("_modules", "_parameters", "_buffers", "_non_persistent_buffers_set"):
+            self.__dict__[kind] = model.__dict__[kind]
+        self.__dict__["_lp_model"] = model
+        self.__dict__["_lp_compile"] = compile_
+        self.__dict__["_lp_done"] = None
+        self.training = model.training
+
+    def compile_for(self, *args: Any, **kwargs: Any) -> Program:
+        """Compile for a call with these arguments (any batch size of the same shapes)."""
+        self.__dict__["_lp_done"] = self._lp_compile(args, kwargs)
+        return self
+
+    @property
+    def plan(self) -> Plan:
+        return self._compiled()[1]
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        return self._compiled()[2]
+
+    @property
+    def captured(self) -> Captured:
+        """The undivided graph."""
+        return self._compiled()[0]
+
+    @property
+    def module(self) -> nn.Module:
+        """The user's model with the parameters as they are now."""
+        return self._lp_model  # type: ignore[no-any-return]
+
+    def _compiled(self) -> tuple[Captured, Plan, tuple[Stage, ...]]:
+        if self._lp_done is None:
+            raise InputError(
+                "the program is not compiled yet: call it on a batch first, "
+                "or pass example_inputs to parallelize, or call program.compile_for(x)"
+            )
+        return self._lp_done  # type: ignore[no-any-return]
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        if self._lp_done is None:
+            self.compile_for(*args, **kwargs)
+        captured, _, stages = self._compiled()
+        training = self.module.training  # the model's own flag counts: it may have been switched directly
+        self.training = training
+        for stage in stages:
+            if stage.training != training:
+                stage._lp_use_mode(training)
+        tensors = captured._lp.signature.flat(args, kwargs)
+        tree = captured._lp.trees[training]
+        return tree.unflatten(staged(stages, tensors, tree.count))
+
+    def train(self, mode: bool = True) -> Program:
+        self.module.train(mode)
+        self.training = mode
+        return self
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        return self.module.state_dict(*args, **kwargs)
+
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        return self.module.load_state_dict(*args, **kwargs)
+
+    def __repr__(self) -> str:
+        if self._lp_done is None:
+            return f"Program({type(self.module).__name__}, not compiled yet)"
+        return f"Program({type(self.module).__name__}, K={self.plan.K})\n{self.plan}"
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Program:
+        raise TypeError("a Program shares its model's parameters; copy the model and compile the copy")
+
+
+def on_meta(model: nn.Module) -> bool:
+    return any(t.device.type == "meta" for t in (*model.parameters(), *model.buffers()))
+
+
+def move(tensors: list[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
+    return [t.to(device) for t in tensors]

@@ -1,0 +1,123 @@
+"""Plans and cuts as text that a person reads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lpcompile.passes.cuts import Cut
+    from lpcompile.plan import Plan, StagePlan
+
+
+def table(rows: list[list[Any]], headers: list[str]) -> str:
+    from tabulate import tabulate
+
+    return tabulate(rows, headers, tablefmt="simple", disable_numparse=True, stralign="left")
+
+
+def plan_text(plan: Plan) -> str:
+    """The whole plan: stages, boundaries, what to expect, what to know."""
+    lines = [
+        f"{plan.model}: K = {plan.K} stages for method {plan.method!r}, costs {plan.cost} on {plan.device}",
+        "",
+        stage_table(plan),
+    ]
+    if plan.boundaries:
+        lines += ["", boundary_table(plan)]
+    lines += ["", *summary(plan)]
+    return "\n".join(lines)
+
+
+def stage_table(plan: Plan) -> str:
+    unit = "GFLOP" if plan.cost == "flops" else "ms"
+    headers = ["stage", "units", "parameters", f"forward {unit}", f"backward {unit}", "activations", "memory", "load"]
+    most = max((s.work for s in plan.stages), default=1.0) or 1.0
+    rows = [
+        [
+            s.index,
+            unit_range(plan, s),
+            f"{s.parameters:,}",
+            f"{s.forward:.3g}",
+            f"{s.backward:.3g}",
+            size(s.saved_bytes),
+            size(s.memory_bytes),
+            "█" * max(1, round(12 * s.work / most)),
+        ]
+        for s in plan.stages
+    ]
+    return table(rows, headers)
+
+
+def unit_table(plan: Plan) -> str:
+    """The cost of every unit, with spread and its share of the whole."""
+    total = sum(u.forward + u.backward for u in plan.units) or 1.0
+    stage_of = {i: s.index for s in plan.stages for i in range(s.first, s.last + 1)}
+    rows = [
+        [
+            stage_of[i],
+            u.name,
+            f"{u.forward:.3g} ± {u.forward_spread:.2g}",
+            f"{u.backward:.3g} ± {u.backward_spread:.2g}",
+            f"{100 * (u.forward + u.backward) / total:.1f} %",
+            f"{u.forward_flops / 1e9:.3g}",
+            f"{u.parameters:,}",
+            size(u.saved_bytes),
+            size(u.output_bytes),
+        ]
+        for i, u in enumerate(plan.units)
+    ]
+    cost = "GFLOP" if plan.cost == "flops" else "ms"
+    headers = ["stage", "unit", f"forward {cost}", f"backward {cost}", "share", "forward GFLOP", "parameters",
+               "activations", "output"]  # fmt: skip
+    return table(rows, headers)
+
+
+def boundary_table(plan: Plan) -> str:
+    rows = [
+        [
+            b.index,
+            b.path or b.after,
+            ", ".join(map(str, b.specs)),
+            size(b.nbytes),
+            "-" if b.aux_rank < 0 else f"rank {b.aux_rank}, {b.aux_forward + b.aux_backward:.3g}",
+        ]
+        for b in plan.boundaries
+    ]
+    return table(rows, ["boundary", "after", "carries", "size", "AuxNet runs on, costs"])
+
+
+def summary(plan: Plan) -> list[str]:
+    what = "GFLOP" if plan.cost == "flops" else "ms"
+    lines = [
+        f"step {plan.step:.4g} {what} against {plan.serial:.4g} {what} undivided: predicted speedup {plan.rho:.2f} "
+        f"of at most {plan.K}; largest stage / mean {plan.imbalance:.3f}",
+        f"optimal: lower bound {plan.lower_bound:.4g} {what}, gap {100 * plan.gap:.2f} %; checked: {plan.gate}",
+    ]
+    for name, stages in plan.tied:
+        lines.append(f"tied: {name} is used in stages {', '.join(map(str, stages))}; their gradients are summed")
+    return lines + [f"note: {note}" for note in plan.notes]
+
+
+def unit_range(plan: Plan, stage: StagePlan) -> str:
+    names = [u.name for u in plan.units[stage.first : stage.last + 1]]
+    if len(names) <= 2:
+        return ", ".join(names)
+    return f"{names[0]} … {names[-1]} ({len(names)})"
+
+
+def cut_table(cuts: Sequence[Cut]) -> str:
+    """Every position, legal or not, with the reason."""
+    rows = [
+        [c.position, c.path or c.after, "yes" if c.legal else "no", ", ".join(map(str, c.specs)) if c.legal else c.reason]
+        for c in cuts
+    ]
+    return table(rows, ["position", "after", "cut", "carries / why not"])
+
+
+def size(nbytes: float) -> str:
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if nbytes < 1024 or unit == "GiB":
+            return f"{nbytes:.0f} {unit}" if unit == "B" else f"{nbytes:.1f} {unit}"
+        nbytes /= 1024
+    raise AssertionError

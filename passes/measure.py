@@ -1,0 +1,207 @@
+"""The measured profile: time every unit inside real training steps on the user's device.
+
+The model is split at every cut and run as a whole, so each unit sees the caches, threads and memory traffic of a real
+step. Forward is stamped between units, backward by hooks on the tensors that cross the cuts. The undivided model is
+timed in turn with it; the units are scaled to add up to that, and the raw sum is kept in the notes.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from lpcompile.passes.capture import Captured, rebuilder
+from lpcompile.passes.cost import Profile
+from lpcompile.passes.flops import flops_profile
+from lpcompile.passes.gate import scalar
+from lpcompile.passes.split import Stage, split, stage_io
+from lpcompile.passes.tree import flatten
+from lpcompile.passes.units import Unit
+from lpcompile.passes.untouched import untouched
+
+Progress = Callable[[int, int], None]
+
+
+class Clock:
+    """Time stamps on a device: the host's clock on CPU, events on CUDA (read after one synchronisation)."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.cuda = device.type == "cuda"
+
+    def stamp(self) -> Any:
+        if not self.cuda:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def ms(self, start: Any, end: Any) -> float:
+        if not self.cuda:
+            return float(end - start) * 1e3
+        end.synchronize()
+        return float(start.elapsed_time(end))
+
+
+def measured_profile(
+    captured: Captured,
+    units: Sequence[Unit],
+    tensors: list[torch.Tensor],
+    *,
+    threads: int | None = None,
+    seconds: float = 12.0,
+    progress: Progress | None = None,
+) -> Profile:
+    """Median forward and backward ms of each unit over repeated steps, with the interquartile range as spread."""
+    model = captured._lp.model
+    base = flops_profile(captured, units)
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    clock = Clock(device)
+    tensors = [t.to(device) for t in tensors]
+    parts = split(captured, [u.cut for u in units if u.cut is not None])
+    with _threads(threads), untouched(model), _training(model, parts):
+        runs = _repeat(model, captured, parts, tensors, clock, seconds, progress)
+    forward = [[r.forward[i] for _, r in runs] for i in range(len(units))]
+    backward = [[r.backward[i] for _, r in runs] for i in range(len(units))]
+    whole_forward = statistics.median(w.forward[0] for w, _ in runs)
+    whole_backward = statistics.median(w.backward[0] for w, _ in runs)
+    raw_forward = sum(map(statistics.median, forward))
+    raw_backward = sum(map(statistics.median, backward))
+    up, down = whole_forward / (raw_forward or 1.0), whole_backward / (raw_backward or 1.0)
+    costs = tuple(
+        replace(
+            unit,
+            forward=statistics.median(forward[i]) * up,
+            backward=statistics.median(backward[i]) * down,
+            forward_spread=_spread(forward[i]) * up,
+            backward_spread=_spread(backward[i]) * down,
+        )
+        for i, unit in enumerate(base.units)
+    )
+    ratio = (raw_forward + raw_backward) / ((whole_forward + whole_backward) or 1.0)
+    note = f"units add up to {ratio:.3f} of the undivided step ({len(runs)} steps), scaled to it"
+    return Profile(costs, "measured", _device_name(device), whole_forward, whole_backward, notes=(note,))
+
+
+class Times:
+    """ms per unit of one step."""
+
+    def __init__(self, forward: list[float], backward: list[float]) -> None:
+        self.forward, self.backward = forward, backward
+
+
+def _repeat(
+    model: nn.Module,
+    captured: Captured,
+    parts: Sequence[Stage],
+    tensors: list[torch.Tensor],
+    clock: Clock,
+    seconds: float,
+    progress: Progress | None,
+) -> list[tuple[Times, Times]]:
+    """(undivided, divided) times of alternating steps: at least 5, at most 30, as many as `seconds` allow."""
+    rebuild = rebuilder(captured._lp.signature)
+    runs: list[tuple[Times, Times]] = []
+    start = time.perf_counter()
+    warmup = 2
+    while len(runs) < 5 or (len(runs) < 30 and time.perf_counter() - start < seconds):
+        args, kwargs = rebuild(tensors)
+        pair = (_whole_step(model, args, kwargs, clock), _unit_step(parts, tensors, clock))
+        if warmup:
+            warmup -= 1
+            continue
+        runs.append(pair)
+        if progress is not None:
+            progress(len(runs), 30)
+    return runs
+
+
+def _whole_step(model: nn.Module, args: Any, kwargs: Any, clock: Clock) -> Times:
+    start = clock.stamp()
+    out, _ = flatten(model(*args, **kwargs))
+    middle = clock.stamp()
+    loss = scalar(out)
+    if loss is not None:
+        begin = clock.stamp()
+        loss.backward()  # type: ignore[no-untyped-call]
+        end = clock.stamp()
+    else:
+        begin = end = middle
+    _drop_gradients(model)
+    return Times([clock.ms(start, middle)], [clock.ms(begin, end)])
+
+
+def _unit_step(parts: Sequence[Stage], tensors: list[torch.Tensor], clock: Clock) -> Times:
+    stamps: list[Any] = [clock.stamp()]
+    arrived: dict[int, Any] = {}
+    lam: tuple[torch.Tensor, ...] = ()
+    outputs: list[torch.Tensor] = []
+    for i, part in enumerate(parts):
+        io = stage_io(part)
+        result = part(*lam, *(tensors[j] for j in io.inputs))
+        values = result if isinstance(result, tuple) else (result,)
+        lam = values[: len(io.boundary)]
+        outputs += values[len(io.boundary) :]
+        stamps.append(clock.stamp())
+        for tensor in lam:
+            if tensor.requires_grad:
+                tensor.register_hook(lambda g, i=i: arrived.__setitem__(i, clock.stamp()))
+    loss = scalar(outputs)
+    begin = clock.stamp()
+    if loss is not None:
+        loss.backward()  # type: ignore[no-untyped-call]
+    end = clock.stamp()
+    for part in parts:
+        _drop_gradients(part)
+    forward = [clock.ms(a, b) for a, b in zip(stamps, stamps[1:], strict=False)]
+    backward, at = [0.0] * len(parts), begin
+    for i in range(len(parts) - 1, 0, -1):  # the gradient of cut i-1 arrives when unit i has done its backward
+        if i - 1 in arrived:
+            backward[i] = max(0.0, clock.ms(at, arrived[i - 1]))
+            at = arrived[i - 1]
+    backward[0] = max(0.0, clock.ms(at, end))
+    return Times(forward, backward)
+
+
+def _drop_gradients(module: nn.Module) -> None:
+    for parameter in module.parameters():
+        parameter.grad = None
+
+
+@contextmanager
+def _threads(count: int | None) -> Iterator[None]:
+    before = torch.get_num_threads()
+    try:
+        if count is not None:
+            torch.set_num_threads(count)
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextmanager
+def _training(model: nn.Module, parts: Sequence[Stage]) -> Iterator[None]:
+    if not model.training:
+        model.train()  # undone by `untouched`
+    for part in parts:
+        part._lp_use_mode(True)
+    _drop_gradients(model)
+    with torch.enable_grad():
+        yield
+
+
+def _spread(values: list[float]) -> float:
+    low, _, high = statistics.quantiles(values, n=4)
+    return high - low
+
+
+def _device_name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return device.type
