@@ -170,8 +170,6 @@ def _differences(left: Step, right: Step) -> list[str]:
 
 def _digest(tensor: torch.Tensor) -> tuple[Any, ...]:
     """Equal for tensors of the same bits. (Holding a second set of gradients would cost as much as the model.)"""
-    plain = tensor.detach().cpu().contiguous()
-    if plain.dim() == 0:
-        plain = plain.reshape(1)
-    data = plain.view(torch.uint8).numpy() if plain.numel() else b""
+    flat = tensor.detach().cpu().contiguous().resolve_conj().resolve_neg().reshape(-1)
+    data = (flat if flat.stride(0) == 1 else flat.clone()).view(torch.uint8).numpy() if flat.numel() else b""
     return str(tensor.dtype), tuple(tensor.shape), zlib.crc32(data)

@@ -51,7 +51,7 @@ class TwoModeModule(fx.GraphModule):
             self._graph = graph
             type(self).forward = self._lp_forwards[training]
         else:
-            self.graph = graph  # the setter compiles
+            fx.GraphModule.graph.fset(self, graph)  # type: ignore[attr-defined]  # compiles; `self.graph` may be a layer
             self._lp_forwards[training] = type(self).forward
 
     def recompile(self) -> Any:

@@ -105,12 +105,12 @@ def _repeat(
     seconds: float,
     progress: Progress | None,
 ) -> list[tuple[Times, Times]]:
-    """(undivided, divided) times of alternating steps: at least 5, at most 30, as many as `seconds` allow."""
+    """(undivided, divided) times of alternating steps: at least 7, at most 30, as many as `seconds` allow."""
     rebuild = rebuilder(captured._lp.signature)
     runs: list[tuple[Times, Times]] = []
     start = time.perf_counter()
     warmup = 2
-    while len(runs) < 5 or (len(runs) < 30 and time.perf_counter() - start < seconds):
+    while len(runs) < 7 or (len(runs) < 30 and time.perf_counter() - start < seconds):
         args, kwargs = rebuild(tensors)
         pair = (_whole_step(model, args, kwargs, clock), _unit_step(parts, tensors, clock))
         if warmup:

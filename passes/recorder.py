@@ -29,7 +29,7 @@ from lpcompile.passes.provable import UnitRange
 from lpcompile.passes.shadow import Shadow
 from lpcompile.passes.spec import TensorSpec
 from lpcompile.passes.tree import SCALARS, Tree, flatten
-from lpcompile.passes.untouched import python_rng_state
+from lpcompile.passes.untouched import python_rng_state, rng_state, set_rng_state
 
 _OWN_CODE = tuple(f"{Path(p).parent}{os.sep}" for p in (torch.__file__, __file__))
 _BINARY = "add sub mul truediv floordiv mod pow matmul and or xor lshift rshift".split()
@@ -120,10 +120,13 @@ class Recorder(TorchFunctionMode):
         if not path or not (path in self.whole or is_leaf(module)):
             return self._trace_through(path, call)
         self._stack.append(path)
+        generators = rng_state() if self.watch_random else None
         try:
             out, seen = self._observe(call)
         finally:
             self._stack.pop()
+            if generators is not None:  # what a leaf draws is its own business, and stays live
+                set_rng_state(generators)
         self._emit("call_module", path, args, kwargs, out, seen, path=path)
         return out
 
@@ -334,10 +337,10 @@ class Recorder(TorchFunctionMode):
             return slice(*(self._argument(v) for v in (value.start, value.stop, value.step)))
         if isinstance(value, range):
             return list(value)
-        if isinstance(value, (*SCALARS, type(Ellipsis), torch.memory_format, enum.Enum)):
-            return value
         if hasattr(value, "item") and type(value).__module__ == "numpy":
             return value.item() if value.ndim == 0 else value.tolist()
+        if isinstance(value, (*SCALARS, type(Ellipsis), torch.memory_format, enum.Enum)):
+            return value
         self._fail()
         raise Unrecordable(self._stack[-1], f"a {type(value).__name__} object is passed on as an argument", _source())
 

@@ -96,6 +96,6 @@ def _name(steps: list[fx.Node]) -> str:
                 child = path[: len(prefix) + 1]
                 children[child] = children.get(child, 0) + weight
         best = max(children, key=lambda c: children[c], default=None)
-        if best is None or best == ("",) or children[best] < 0.6 * total:
+        if best is None or best == ("",) or children[best] < 0.8 * total:
             return ".".join(prefix) or steps[-1].name
         prefix = best

@@ -48,7 +48,7 @@ def untouched(model: nn.Module) -> Iterator[None]:
     generators = rng_state()
     modules = list(model.modules())
     attributes = [{k: v for k, v in vars(m).items() if k not in INTERNAL} for m in modules]
-    buffers = [(m, dict(m._buffers)) for m in modules if m._buffers]
+    registries = [(d, dict(d)) for m in modules for d in vars(m).values() if isinstance(d, dict)]  # hooks, buffers, ...
     values = [(b, b.detach().clone()) for b in model.buffers() if b.device.type != "meta"]
     gradients = [(p, p.grad) for p in model.parameters()]
     try:
@@ -58,9 +58,10 @@ def untouched(model: nn.Module) -> Iterator[None]:
             for key in [k for k in vars(module) if k not in INTERNAL and k not in before]:
                 del module.__dict__[key]
             module.__dict__.update(before)
-        for module, registered in buffers:
-            module._buffers.clear()
-            module._buffers.update(registered)
+        for registry, entries in registries:
+            if registry.keys() != entries.keys() or any(v is not registry[k] for k, v in entries.items()):
+                registry.clear()
+                registry.update(entries)
         with torch.no_grad():
             for buffer, value in values:
                 buffer.copy_(value)

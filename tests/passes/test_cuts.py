@@ -1,0 +1,132 @@
+"""Where a model may be cut."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import lpcompile
+from lpcompile.errors import UsageError
+
+
+class Residual(nn.Module):
+    def __init__(self, width: int = 4, inplace: bool = False) -> None:
+        super().__init__()
+        self.a, self.act, self.b = nn.Linear(width, width), nn.ReLU(inplace), nn.Linear(width, width)
+
+    def forward(self, x):
+        return x + self.b(self.act(self.a(x)))
+
+
+def legal(model, *inputs, **options):
+    return [c.after for c in lpcompile.cuts(lpcompile.capture(model, inputs), **options) if c.legal]
+
+
+def reasons(model, *inputs, **options):
+    return {c.after: c.reason for c in lpcompile.cuts(lpcompile.capture(model, inputs), **options) if not c.legal}
+
+
+def test_a_residual_stream_is_cut_between_blocks_only():
+    model = nn.Sequential(nn.Linear(4, 4), Residual(), Residual())
+    assert legal(model, torch.randn(2, 4)) == ["_0", "add"]
+    assert "2 tensors are live (_0, _1_a)" in reasons(model, torch.randn(2, 4))["_1_a"]
+
+
+def test_wide_boundaries_are_legal_when_asked_for():
+    model = nn.Sequential(nn.Linear(4, 4), Residual(), Residual())
+    assert len(legal(model, torch.randn(2, 4), max_width=2)) > 2
+
+
+class Masked(nn.Module):
+    """Every block needs a mask and a table made of the inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(9, 4)
+        self.blocks = nn.ModuleList(Residual() for _ in range(3))
+        self.register_buffer("frequencies", torch.rand(4))
+
+    def forward(self, ids):
+        mask = torch.zeros(ids.shape)
+        mask[ids == 0] = -1.0
+        angles = torch.arange(ids.shape[1])[:, None] * self.frequencies
+        x = self.embed(ids)
+        for block in self.blocks:
+            x = block(x * angles.cos()) + mask[..., None]
+        return x
+
+
+def test_values_cheap_to_make_again_do_not_count():
+    ids = torch.randint(0, 9, (2, 5))
+    assert len(legal(Masked(), ids)) >= 3
+    stages = lpcompile.parallelize(Masked(), 3, example_inputs=ids, cost="flops")
+    assert stages.plan.stages[2].inputs == ("ids",)
+    assert stages.plan.width == 1
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.block, self.head = nn.Embedding(9, 4), Residual(), nn.Linear(4, 9, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, ids):
+        return self.head(self.block(self.embed(ids)))
+
+
+def test_tied_parameters_may_be_kept_together():
+    ids = torch.randint(0, 9, (2, 5))
+    assert legal(Tied(), ids) == ["embed", "add"]
+    assert legal(Tied(), ids, tied="together") == []
+    assert "used on both sides" in reasons(Tied(), ids, tied="together")["add"]
+    with pytest.raises(UsageError, match="'replicate' or 'together'"):
+        legal(Tied(), ids, tied="apart")
+
+
+def test_a_shared_norm_with_statistics_is_never_cut_apart():
+    class Shared(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.BatchNorm1d(4)
+            self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(4))
+
+        def forward(self, x):
+            for i, layer in enumerate(self.layers):
+                x = layer(x)
+                if i in (0, 2):
+                    x = self.norm(x)
+            return x
+
+    found = reasons(Shared(), torch.randn(3, 4))
+    assert "updated on one side and used on the other" in found["layers_1"]
+    assert legal(Shared(), torch.randn(3, 4)) == ["layers_0", "norm_1"]
+
+
+def test_positions_before_and_after_all_parameters_are_no_cuts():
+    class Padded(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, x):
+            x = torch.tanh(x)
+            return torch.tanh(self.b(self.a(x))) * 2
+
+    found = reasons(Padded(), torch.randn(2, 4))
+    assert legal(Padded(), torch.randn(2, 4)) == ["a"]
+    assert found["b"] == "no parameter comes after"
+
+
+def test_inputs_changed_in_place_rule_out_cuts_while_they_are_used():
+    class Mutates(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, x):
+            h = self.a(x)
+            x[:, 0] = 0.0
+            return self.b(h) + x
+
+    assert "changed in place" in reasons(Mutates(), torch.randn(2, 4))["setitem"]
