@@ -50,13 +50,14 @@ def same_graph(
     for a, b in twin.items():
         if a.op != b.op or a.target != b.target:
             raise Different(f"{a.format_node()} against {b.format_node()}")
-        found[a] = tuple(_match(x, y, twin, batches) for x, y in ((a.args, b.args), (dict(a.kwargs), dict(b.kwargs))))
+        pairs = ((a.args, b.args), (dict(a.kwargs), dict(b.kwargs)))
+        found[a] = tuple(_match(x, y, twin, batches, other_sizes) for x, y in pairs)
         if batches is not None:
             a.meta["spec"] = _batch_spec(a.meta.get("spec"), b.meta.get("spec"), batches, other_sizes)
     return found
 
 
-def _match(a: Any, b: Any, twin: dict[fx.Node, fx.Node], batches: tuple[int, int] | None) -> Any:
+def _match(a: Any, b: Any, twin: dict[fx.Node, fx.Node], batches: tuple[int, int] | None, other_sizes: bool) -> Any:
     """The structure of `a` with (c, d) where an integer follows the batch, and None elsewhere."""
     if isinstance(a, fx.Node):
         if twin[a] is not b:
@@ -67,23 +68,26 @@ def _match(a: Any, b: Any, twin: dict[fx.Node, fx.Node], batches: tuple[int, int
     if isinstance(a, (tuple, list)):
         if len(a) != len(b):
             raise Different(f"{a!r} against {b!r}")
-        return [_match(x, y, twin, batches) for x, y in zip(a, b, strict=True)]
+        return [_match(x, y, twin, batches, other_sizes) for x, y in zip(a, b, strict=True)]
     if isinstance(a, dict):
         if a.keys() != b.keys():
             raise Different(f"{a!r} against {b!r}")
-        return {k: _match(v, b[k], twin, batches) for k, v in a.items()}
+        return {k: _match(v, b[k], twin, batches, other_sizes) for k, v in a.items()}
     if isinstance(a, slice):
-        return [_match(getattr(a, k), getattr(b, k), twin, batches) for k in ("start", "stop", "step")]
+        return [_match(getattr(a, k), getattr(b, k), twin, batches, other_sizes) for k in ("start", "stop", "step")]
     if a == b or (a != a and b != b):
         return None
     if batches is None or isinstance(a, bool) or not isinstance(a, int):
         raise Different(f"{a!r} against {b!r}")
-    return _affine(a, b, batches)
+    slope, offset = _affine(a, b, batches)
+    if other_sizes and offset:  # an image size, not the batch, may have made the difference
+        raise Different(f"{a} at batch {batches[0]} and {b} at batch {batches[1]}")
+    return slope, offset
 
 
 def _affine(a: int, b: int, batches: tuple[int, int]) -> Affine:
     slope, rest = divmod(a - b, batches[0] - batches[1])
-    if rest:
+    if rest or slope < 0:
         raise Different(f"{a} at batch {batches[0]} and {b} at batch {batches[1]}")
     return slope, a - slope * batches[0]
 

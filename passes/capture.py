@@ -151,6 +151,16 @@ class _Attempt:
                 remedy = f"keep {name} out of forward: count in the training loop, or in a submodule that stays whole"
                 raise Unrecordable("", f"forward changes the attribute {name} at every call", remedy=remedy)
 
+    def keep_whole(self, refusal: Unrecordable) -> None:
+        """Keep the module whole; when two of a class have refused, the others would too, one recording after another."""
+        kind = type(self.model.get_submodule(refusal.path))
+        alike = [p for p, m in self.model.named_modules() if type(m) is kind and p not in self.whole]
+        second = any(type(self.model.get_submodule(p)) is kind for p in self.whole)
+        paths = alike if second else [refusal.path]
+        self.whole.update(paths)
+        others = f" (and {len(paths) - 1} more {kind.__name__})" if len(paths) > 1 else ""
+        self.notes.append(f"{refusal.path} is kept whole{others}: {refusal.reason}{explain.at(refusal.source)}")
+
     def _share(self, path: str) -> float:
         total = sum(p.numel() for p in self.model.parameters())
         part = sum(p.numel() for p in self.model.get_submodule(path).parameters())
@@ -229,8 +239,7 @@ def _insist(
             path = error.path
             if path and path not in attempt.whole:
                 for refusal in (error, *error.also):
-                    attempt.whole.add(refusal.path)
-                    attempt.notes.append(f"{refusal.path} is kept whole: {refusal.reason}{explain.at(refusal.source)}")
+                    attempt.keep_whole(refusal)
             elif not attempt.real and front_end == "auto" and not explain.has_meta(attempt.model):
                 attempt.real = True
                 attempt.notes.append(f"recorded on real tensors: {error.reason}{explain.at(error.source)}")

@@ -163,11 +163,12 @@ def partition(profile: Profile, K: int, *, method: str = "multiplier", aux_budge
     solved = minimise(lambda T: relax(problem, T), lambda found: price(found).step, float(low), float(high))
     if solved and not fits(price(solved[0])):
         problem = replace(problem, limits=np.array(limits) * (1 + 1e-12))
-        _check_memory(problem, price, limits)
-        solved = minimise(lambda T: relax(problem, T), lambda found: price(found).step, solved[1], float(high))
+        fallback, lower = _fitting(problem, price, limits), solved[1]
+        solved = minimise(lambda T: relax(problem, T), lambda found: price(found).step, lower, float(high))
+        solved = solved or (fallback, lower)
     if solved is None:
-        raise PlanError(f"no split of {len(profile.units)} units into {K} stages satisfies pins and memory_limit "
-                        f"{memory_limit}. Loosen one of them or change K.")
+        raise PlanError(f"no split of {len(profile.units)} units into {K} stages that satisfies the pins {pins} was "
+                        f"found. Loosen them or change K.")
     best = price(solved[0])
     relaxation = relax(problem, best.step)
     tidy = search(relaxation, BEAMS[0], by_bytes=True).found if relaxation else None
@@ -289,8 +290,9 @@ def _limits(memory_limit: float | Sequence[float] | None, K: int) -> list[float]
     return [float(limit) for limit in given]
 
 
-def _check_memory(problem: Problem, price: Callable[[Found], Partition], limits: list[float]) -> None:
-    """Refuse limits that no split meets, and say which would do: time aside, memory is one more load to balance."""
+def _fitting(problem: Problem, price: Callable[[Found], Partition], limits: list[float]) -> Found:
+    """A split that meets the limits, or an error that says which could be met: time aside, memory is one more load to
+    balance, so the same search answers."""
     zero, K = np.zeros_like(problem.work), len(limits)
     weightless = replace(problem, work=zero, arrival=zero, link=zero, speeds=np.ones(K), loss=0.0, chain=False)
     given, total = np.array(limits), problem.state[-1]
@@ -302,14 +304,15 @@ def _check_memory(problem: Problem, price: Callable[[Found], Partition], limits:
         scaled = np.where(np.isfinite(given), scale * given, np.inf) * (1 + 1e-12)
         return relax(replace(weightless, limits=scaled), 0.0)
 
-    if decide(attempt(1.0), EFFORT).found:
-        return
+    if found := decide(attempt(1.0), EFFORT).found:
+        return found
     high = ((1 + 2 * problem.aux_budget) * total + 2 * problem.crossing.max()) / given.min()
     solved = minimise(attempt, need, float(total / given.sum()), float(high))
-    scale = need(solved[0]) if solved else math.inf
-    if scale > 1 + 1e-12:
-        finite = sorted({limit for limit in limits if limit < math.inf})
-        asked = " and ".join(f"{limit:,.0f}" for limit in finite)
-        enough = " and ".join(f"{math.ceil(scale * limit * (1 - 1e-12)):,}" for limit in finite)
-        raise PlanError(f"memory_limit of {asked} bytes a rank cannot be met with K={K}: the smallest that would work "
-                        f"is {enough}. Raise it to that, or ask for more stages.")
+    if solved and (scale := need(solved[0])) <= 1 + 1e-12:
+        return solved[0]
+    finite = sorted({limit for limit in limits if limit < math.inf})
+    asked, enough = (" and ".join(f"{math.ceil(part * limit * (1 - 1e-12)):,}" for limit in finite)
+                     for part in (1.0, scale if solved else high))
+    proven = "cannot be met" if solved and solved[1] >= 1 - 1e-6 else "could not be met by any split that was tried"
+    raise PlanError(f"memory_limit of {asked} bytes a rank {proven} with K={K}: the smallest that would work is {enough}. "
+                    f"Raise it to that, or ask for more stages.")

@@ -26,8 +26,9 @@ TOLERANCE = 1e-9  # relative gap at which two step times count as equal
 ROUNDING = 1e-10  # T is widened by this part before a test, so that rounding can not make a feasible T look infeasible
 BEAMS = (32, 256)  # labels kept a boundary in the cheap attempts that come before the exact one
 PAIRS = 30_000  # (label, next cut) pairs a stage in a cheap attempt
-EFFORT = 6_000_000  # pairs in all exact attempts together; what is then not proven shows as a gap
-CHAMPIONS = 64  # labels that `_unbeaten` compares all others with
+EFFORT = 2_000_000  # pairs in all exact attempts together; what is then not proven shows as a gap
+CHAMPIONS = 32  # labels that `_unbeaten` compares all others with
+ROUGH = 1e-3  # relative gap from which on the exact search takes over from the beams
 WORTHWHILE = 5_000  # pairs from which on that costs less than it saves
 
 
@@ -235,13 +236,8 @@ def search(relaxation: Relaxation, beam: int | None, by_bytes: bool = False, all
     history = [Labels(zero, zero, np.zeros(1), np.zeros(1), zero, zero)]
     complete, spent = True, 0
     for k in range(len(relaxation.problem.speeds) - 1):
-        labels, whole, pairs = _advance(relaxation, k, history[-1], PAIRS if beam else allowance - spent, by_bytes)
+        labels, whole, pairs = _advance(relaxation, k, history[-1], beam, allowance - spent, by_bytes)
         complete, spent = complete and whole, spent + pairs
-        if beam and len(labels.cut) > beam:
-            complete = False
-            order = (np.lexsort((labels.above, labels.crossed)) if by_bytes
-                     else np.argsort(-_slack(relaxation, k + 1, labels), kind="stable"))
-            labels = labels.take(np.sort(order[:beam]))
         if not len(labels.cut) or not (complete or beam):
             return Outcome(None, complete, spent)
         history.append(labels)
@@ -270,23 +266,27 @@ def _slack(relaxation: Relaxation, k: int, labels: Labels) -> Floats:
     return np.where((slack < 0) | (kept > window.spare[at]), -np.inf, slack)
 
 
-def _advance(relaxation: Relaxation, k: int, labels: Labels, limit: float, by_bytes: bool) -> tuple[Labels, bool, int]:
-    """The labels of boundary k+1 from those of boundary k; whether all next cuts were tried; how many pairs that was.
+def _advance(relaxation: Relaxation, k: int, labels: Labels, beam: int | None, allowance: float, by_bytes: bool,
+             ) -> tuple[Labels, bool, int]:
+    """The labels of boundary k+1 from those of boundary k; whether all were followed; how many pairs that was.
 
-    Where there are more than `limit` pairs, only some of the next cuts are tried: those that send least, or any."""
+    Where pairs are too many, only some of the next cuts are tried: those that send least, or any."""
     problem, after = relaxation.problem, relaxation.windows[k + 1]
     following = after.first + np.flatnonzero(after.latest > -np.inf)
     ranges = _ranges(relaxation, k, labels, following)
     rows, pairs = np.arange(len(labels.cut)), sum(int((high - low).sum()) for low, high in ranges)
     if pairs > WORTHWHILE and not by_bytes:
         rows = _unbeaten(relaxation, k, labels, following, ranges)
-    pairs = sum(int((high - low)[rows].sum()) for low, high in ranges)
-    whole = pairs <= limit
+    whole = beam is None or len(rows) <= beam
     if not whole:
-        order = np.random.default_rng(0).permutation(len(following))
+        worth = labels.crossed if by_bytes else -_slack(relaxation, k, labels)
+        rows = np.sort(rows[np.lexsort((labels.above[rows], worth[rows]))[:beam]])
+    pairs, limit = sum(int((high - low)[rows].sum()) for low, high in ranges), PAIRS if beam else allowance
+    if pairs > limit:
+        whole, order = False, np.random.default_rng(0).permutation(len(following))
         if by_bytes:
             order = order[np.argsort(problem.crossing[following[order]], kind="stable")]
-        following = following[np.sort(order[: int(max(limit, PAIRS)) // (2 * len(rows)) + 1])]
+        following = following[np.sort(order[: PAIRS // (2 * len(rows)) + 1])]
         ranges = _ranges(relaxation, k, labels, following)
     parts: list[Labels] = []
     for above, (low, high) in enumerate(ranges):
@@ -376,7 +376,10 @@ def _undominated(relaxation: Relaxation, labels: Labels, by_bytes: bool) -> Labe
     return labels.take(keep)
 
 
-def minimise(attempt: Callable[[float], Relaxation | None], price: Callable[[Found], float],
+Attempt = Callable[[float], Relaxation | None]
+
+
+def minimise(attempt: Attempt, price: Callable[[Found], float],
              low: float, high: float) -> tuple[Found, float] | None:
     """The split of least price, and the largest value proven too small; None if even `high` is.
 
@@ -398,24 +401,42 @@ def minimise(attempt: Callable[[float], Relaxation | None], price: Callable[[Fou
             relaxation, upper = tried, probe
         else:
             lower = probe
-    width, probe = 1e-5 * upper, upper
-    while not (outcome := decide(attempt(probe), EFFORT if probe >= high else 0)).found:
-        if probe >= high:
-            return None
-        lower = probe if outcome.complete else lower
+    best, lower, failed = _climb(attempt, lower, upper, high)
+    return _close(attempt, price, best, lower, failed) if best else None
+
+
+def _climb(attempt: Attempt, lower: float, probe: float, high: float) -> tuple[Found | None, float, float]:
+    """Raise the value until a beam finds a split; with it, the value proven too small and the last one that failed."""
+    failed, width = lower, 1e-5 * probe
+    while not (outcome := decide(attempt(probe), EFFORT if probe >= high else 0)).found and probe < high:
+        lower, failed = probe if outcome.complete else lower, probe
         probe, width = min(probe + width, high), 4 * width
-    best, value, effort, unknown, descend = outcome.found, price(outcome.found), EFFORT, np.inf, False
+    return outcome.found, lower, failed
+
+
+def _close(attempt: Attempt, price: Callable[[Found], float], best: Found, lower: float, failed: float,
+           ) -> tuple[Found, float]:
+    """Bring price and proof together: first by the beams, roughly, then exactly, until they meet or effort runs out."""
+    value, effort, descend, unknown = price(best), EFFORT, True, np.inf
     while min(value, unknown) - lower > TOLERANCE * value and effort > 0:
-        probe = value * (1 - 0.5 * TOLERANCE) if descend else 0.5 * (lower + min(value, unknown))
-        outcome = decide(attempt(probe), min(effort, EFFORT // 3))
+        rough = value - max(lower, failed) > ROUGH * value
+        if rough:
+            probe = 0.5 * (max(lower, failed) + value)
+        elif descend and unknown == np.inf:
+            probe = value * (1 - 0.5 * TOLERANCE)
+        else:
+            probe = 0.5 * (lower + min(value, unknown))
+        descend = rough or not descend
+        outcome = decide(attempt(probe), 0 if rough else min(effort, EFFORT // 2))
         effort -= outcome.pairs
         if outcome.found:
             best, value = outcome.found, min(value, price(outcome.found))
         elif outcome.complete:
             lower = probe
+        elif rough:
+            failed = probe
         else:
             unknown = probe
-        descend = not descend and unknown >= value
     return best, lower
 
 

@@ -20,13 +20,14 @@ from typing import Any
 import torch
 from torch import fx, nn
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import _disable_current_modes
 
 from lpcompile.passes.calls import Apply, Autocast, NoGrad, call_method, call_module
 from lpcompile.passes.leaves import is_leaf
 from lpcompile.passes.observer import Observation, Observer, storage_key
 from lpcompile.passes.patches import patched
 from lpcompile.passes.provable import UnitRange
-from lpcompile.passes.shadow import Shadow
+from lpcompile.passes.shadow import Shadow, fake_tensor
 from lpcompile.passes.spec import TensorSpec
 from lpcompile.passes.tree import SCALARS, Tree, flatten
 from lpcompile.passes.untouched import python_rng_state, rng_state, set_rng_state
@@ -122,13 +123,31 @@ class Recorder(TorchFunctionMode):
         self._stack.append(path)
         generators = rng_state() if self.watch_random else None
         try:
-            out, seen = self._observe(call)
+            out, seen = self._observe(lambda: self._call_whole(path, call, args, kwargs))
         finally:
             self._stack.pop()
             if generators is not None:  # what a leaf draws is its own business, and stays live
                 set_rng_state(generators)
         self._emit("call_module", path, args, kwargs, out, seen, path=path)
         return out
+
+    def _call_whole(self, path: str, call: Callable[[], Any], args: Any, kwargs: Any) -> Any:
+        """Run a leaf. One kept whole because it looks into its tensors runs on real stand-ins, to learn its shapes."""
+        mode = self.shadow.fake_mode
+        if mode is None or path not in self.whole:
+            return call()
+        try:
+            return call()
+        except Exception:
+            leaves, tree = flatten((args, kwargs))
+            with _disable_current_modes(), self._observer:
+                stand_args, stand_kwargs = tree.unflatten([_stand_in(t) for t in leaves])
+                out = self.shadow.model.get_submodule(path)(*stand_args, **stand_kwargs)
+            results, out_tree = flatten(out)
+            grown = [fake_tensor(t.detach(), mode).requires_grad_(t.requires_grad) if t.is_floating_point()
+                     else fake_tensor(t, mode) for t in results]  # fmt: skip
+            self._alive.append(grown)
+            return out_tree.unflatten(grown)
 
     def _trace_through(self, path: str | None, call: Callable[[], Any]) -> Any:
         self._stack.append(self._stack[-1] if path is None else path)
@@ -343,6 +362,14 @@ class Recorder(TorchFunctionMode):
             return value
         self._fail()
         raise Unrecordable(self._stack[-1], f"a {type(value).__name__} object is passed on as an argument", _source())
+
+
+def _stand_in(fake: torch.Tensor) -> torch.Tensor:
+    """A real tensor like a fake one: small numbers for floats, zeros (valid indices) for integers."""
+    if fake.is_floating_point():
+        values = torch.linspace(-1, 1, max(fake.numel(), 1), device=fake.device)[: fake.numel()]
+        return values.reshape(fake.shape).to(fake.dtype).requires_grad_(fake.requires_grad)
+    return torch.zeros(tuple(fake.shape), dtype=fake.dtype, device=fake.device)
 
 
 def _nodes_in(arguments: Any) -> list[fx.Node]:
