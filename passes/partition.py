@@ -314,5 +314,5 @@ def _fitting(problem: Problem, price: Callable[[Found], Partition], limits: list
     asked, enough = (" and ".join(f"{math.ceil(part * limit * (1 - 1e-12)):,}" for limit in finite)
                      for part in (1.0, scale if solved else high))
     proven = "cannot be met" if solved and solved[1] >= 1 - 1e-6 else "could not be met by any split that was tried"
-    raise PlanError(f"memory_limit of {asked} bytes a rank {proven} with K={K}: the smallest that would work is {enough}. "
-                    f"Raise it to that, or ask for more stages.")
+    raise PlanError(f"memory_limit of {asked} bytes a rank {proven} with K={K}: the smallest that would work is "
+                    f"{enough}. Raise it to that, or ask for more stages.")

@@ -14,6 +14,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from lpcompile.errors import CaptureError
+from lpcompile.passes.mutation import INTERNAL
 
 
 class Shadow:
@@ -87,10 +88,29 @@ def fake_tensor(tensor: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
 
 
 def _copy(model: nn.Module, memo: dict[int, Any]) -> nn.Module:
+    """A deep copy; attributes that cannot be copied (locks, files, connections) are shared instead."""
+    given = dict(memo)
+    try:
+        return copy.deepcopy(model, memo)
+    except Exception:
+        memo.clear()
+        memo.update(given)
+    for module in model.modules():
+        for key, value in vars(module).items():
+            if key not in INTERNAL and not isinstance(value, nn.Module) and not _copyable(value, given):
+                memo[id(value)] = value
     try:
         return copy.deepcopy(model, memo)
     except Exception as error:
         raise CaptureError(
             f"{type(model).__name__} cannot be copied for capture ({type(error).__name__}: {error}); "
-            f"try front_end='real', which records the model itself, or make its attributes copyable"
+            f"try front_end='real', which records the model itself"
         ) from error
+
+
+def _copyable(value: Any, memo: dict[int, Any]) -> bool:
+    try:
+        copy.deepcopy(value, dict(memo))
+    except Exception:
+        return False
+    return True

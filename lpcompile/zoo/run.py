@@ -107,8 +107,13 @@ def _work(inbox: Any, outbox: Any, K: int, peers: bool, index: int) -> None:
     if hasattr(os, "sched_setaffinity"):
         cores = sorted(os.sched_getaffinity(0))
         os.sched_setaffinity(0, {cores[index % len(cores)]})
-    while True:
-        outbox.put(check(find(inbox.get()), K, peers=peers))
+    parent = os.getppid()
+    while os.getppid() == parent:  # end with the command, however it ends
+        try:
+            name = inbox.get(timeout=5)
+        except queue.Empty:
+            continue
+        outbox.put(check(find(name), K, peers=peers))
 
 
 def _known(output: Path | None) -> dict[str, Row]:

@@ -6,14 +6,16 @@ import itertools
 import math
 from typing import Any
 
+import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from lpcompile.errors import PlanError
 from lpcompile.passes import partition_search
 from lpcompile.passes.cost import Profile, UnitCost
-from lpcompile.passes.partition import Link, Partition, Pins, auto_stages, evaluate, partition
+from lpcompile.passes.partition import Link, Partition, Pins, _problem, auto_stages, evaluate, partition
+from lpcompile.passes.partition_search import Problem, Relaxation, Window
 
 # A few round values make ties, zero-cost units and equal messages common.
 MS = st.one_of(st.sampled_from([0.0, 1.0, 2.0, 7.5]), st.floats(0.01, 10))
@@ -140,6 +142,44 @@ def check_against_brute_force(case: tuple[Profile, int, dict[str, Any]]) -> None
         assert found.step == pytest.approx(best, rel=2e-9, abs=1e-12)
         assert found.lower_bound <= best * (1 + 1e-12)
         assert found.gap <= 2e-9
+
+
+@settings(max_examples=200, deadline=None)
+@given(cases(), st.sampled_from([0.0, 0.2, 0.5, 0.8, 1.0]))
+def test_the_search_alone_decides_as_brute_force_does(
+        case: tuple[Profile, int, dict[str, Any]], share: float) -> None:
+    """The bounds are so tight on small models that they hide what the search drops: take them away."""
+    profile, K, options = case
+    assume(K > 1)  # one stage leaves the search nothing to do
+    best = brute_force(profile, K, {**options, "memory_limit": math.inf, "pins": None})
+    worst = max(brute_price(profile, cuts, above, **options)[0]
+                for cuts in itertools.combinations(range(1, len(profile.units)), K - 1)
+                for above in itertools.product([False, True], repeat=K - 1))
+    T = best + share * (worst - best) * 0.1
+    problem = _problem(profile, K, options["method"], options["aux_budget"], options.get("speeds") or [1.0] * K, None,
+                       options.get("link"), options["state_factor"])
+    for value, feasible in ((T * (1 + 1e-6), True), (best * (1 - 1e-6), best == 0)):
+        bounds = unbounded(problem, value)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(partition_search, "WORTHWHILE", 0)
+            outcome = partition_search.search(bounds, None)
+        assert outcome.complete and (outcome.found is not None) == feasible
+        if outcome.found:
+            assert brute_price(profile, tuple(outcome.found.cuts), tuple(outcome.found.above), **options)[0] <= max(
+                value * (1 + 1e-6), 1e-9)
+
+
+def unbounded(problem: Problem, T: float) -> Relaxation:
+    """What `relax` would return if it knew nothing but the last stage."""
+    K = len(problem.speeds)
+    allowed = problem.within(T)
+    if allowed is None or len(allowed.work) <= K:  # too few messages are in time: nothing fits
+        allowed, T = problem, -1.0
+    size = len(allowed.work) - 1
+    fence = np.full(size, size)
+    every = np.full(size, T)
+    windows = [Window(0, every, every, np.full(size, np.inf)) for _ in range(K - 1)]
+    return Relaxation(allowed, T, fence, [*windows, partition_search._last(allowed, fence, T, slice(0, size))])
 
 
 @settings(max_examples=200, deadline=None)

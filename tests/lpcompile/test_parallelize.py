@@ -1,0 +1,136 @@
+"""`parallelize` and the Program as users meet them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+import lpcompile
+from lpcompile import models
+from lpcompile.errors import InputError, PlanError, UsageError
+
+
+def small() -> nn.Module:
+    torch.manual_seed(0)
+    return models.resnet20()
+
+
+def test_the_first_minute(tmp_path):
+    model, x = small(), torch.randn(4, 3, 32, 32)
+    program = lpcompile.parallelize(model, K=3, example_inputs=x, cost="flops")
+    state = {k: v.clone() for k, v in model.state_dict().items()}
+    expected = model(x)
+    model.load_state_dict(state)
+    assert torch.equal(program(x), expected)
+    assert program.plan.K == len(program.stages) == 3
+    assert program.module is model
+    assert program.state_dict().keys() == model.state_dict().keys()
+    assert program.plan.gate == "bitwise" and program.plan.gap < 1e-6
+    program.plan.save(tmp_path / "plan.json")
+    assert lpcompile.Plan.load(tmp_path / "plan.json") == program.plan
+
+
+def test_training_the_program_is_training_the_model():
+    torch.manual_seed(0)
+    x, y = torch.randn(8, 3, 32, 32), torch.randint(0, 10, (8,))
+    weights = []
+    for parallel in (False, True):
+        model = small()
+        module = lpcompile.parallelize(model, K=2, example_inputs=x, cost="flops") if parallel else model
+        optimizer = torch.optim.SGD(module.parameters(), 0.1, momentum=0.9)
+        for _ in range(3):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(module(x), y).backward()
+            optimizer.step()
+        weights.append(model.state_dict())
+    assert all(torch.equal(v, weights[1][k]) for k, v in weights[0].items())
+
+
+def test_without_inputs_it_compiles_at_the_first_call():
+    model = small()
+    program = lpcompile.parallelize(model, K=2, cost="flops")
+    with pytest.raises(InputError, match="not compiled yet"):
+        _ = program.plan
+    x = torch.randn(2, 3, 32, 32)
+    model.eval()
+    assert torch.equal(program(x), model(x))
+    assert program.plan.K == 2
+
+
+def test_any_batch_size_but_no_other_shape():
+    program = lpcompile.parallelize(small().eval(), K=2, example_inputs=torch.randn(4, 3, 32, 32), cost="flops")
+    assert program(torch.randn(1, 3, 32, 32)).shape == (1, 10)
+    with pytest.raises(InputError, match="compile again with example inputs of this shape"):
+        program(torch.randn(4, 3, 16, 16))
+
+
+def test_too_many_stages_says_how_many_and_why():
+    with pytest.raises(PlanError, match="can be cut into at most") as error:
+        lpcompile.parallelize(small(), K=99, example_inputs=torch.randn(2, 3, 32, 32), cost="flops")
+    assert error.value.most is not None and error.value.most >= 8
+    program = lpcompile.parallelize(small(), K=error.value.most, example_inputs=torch.randn(2, 3, 32, 32), cost="flops")
+    assert program.plan.K == error.value.most
+
+
+@pytest.mark.parametrize("K", [0, -1, 2.5, "four", True])
+def test_a_bad_K_is_a_usage_error(K):
+    with pytest.raises(UsageError, match="neither a number of stages"):
+        lpcompile.parallelize(small(), K=K)
+
+
+def test_bad_options_are_refused_before_any_work():
+    with pytest.raises(UsageError, match="cost='guess' is not one of"):
+        lpcompile.parallelize(small(), K=2, cost="guess")
+    with pytest.raises(UsageError, match="penalty"):
+        lpcompile.parallelize(small(), K=2, example_inputs=torch.randn(2, 3, 32, 32), cost="flops", method="penalti")
+
+
+def test_K_auto_chooses_a_number_of_stages():
+    program = lpcompile.parallelize(small(), example_inputs=torch.randn(2, 3, 32, 32), cost="flops")
+    assert program.plan.K > 2
+
+
+def test_pins_are_kept():
+    x = torch.randn(2, 3, 32, 32)
+    program = lpcompile.parallelize(small(), 2, example_inputs=x, cost="flops", pins={"cut": ["layer1"]})
+    assert program.plan.units[program.plan.stages[0].last].name.startswith("layer1")
+
+
+def test_a_model_without_weights_is_planned_without_allocating_them():
+    with torch.device("meta"):
+        model = nn.Sequential(*[nn.Linear(40_000, 40_000) for _ in range(8)])  # 51 GB of weights
+    program = lpcompile.parallelize(model, 4, example_inputs=torch.empty(1, 40_000, device="meta"), cost="flops")
+    assert program.plan.imbalance < 1.05
+    assert "no weights" in program.plan.gate
+
+
+def test_wide_boundaries_are_used_only_where_narrow_ones_do_not_balance():
+    class Two(nn.Module):
+        """Two streams all the way: no position with one live tensor."""
+
+        def __init__(self):
+            super().__init__()
+            self.a = nn.ModuleList(nn.Linear(8, 8) for _ in range(6))
+            self.b = nn.ModuleList(nn.Linear(8, 8) for _ in range(6))
+
+        def forward(self, x):
+            p, q = x, x * 2
+            for f, g in zip(self.a, self.b, strict=True):
+                p, q = p + f(q), q + g(p)
+            return p + q
+
+    model, x = Two(), torch.randn(2, 8)
+    program = lpcompile.parallelize(model, 3, example_inputs=x, cost="flops")
+    assert program.plan.width > 1 and program.plan.imbalance < 1.3
+    assert torch.equal(program(x), model(x))
+    narrow = lpcompile.parallelize(small(), 3, example_inputs=torch.randn(2, 3, 32, 32), cost="flops")
+    assert narrow.plan.width == 1
+
+
+def test_import_is_light():
+    code = "import sys, lpcompile; print([m for m in ('torchvision', 'networkx', 'timm', 'tabulate') if m in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"
