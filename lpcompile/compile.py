@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -118,7 +118,13 @@ def parallelize(
                       concrete_args, front_end, threads, gate, progress, cache)  # fmt: skip
     if device is not None:
         model.to(device)
-    program = Program(model, lambda args, kwargs: compile_(model, args, kwargs, options))
+
+    def compile_call(args: Any, kwargs: Any, stages: int | None) -> tuple[Captured, Plan, tuple[Stage, ...]]:
+        """Compile for a call; again, with as many stages, when the program is called under another autocast."""
+        again = {} if stages is None else {"K": stages, "cost": "flops"}
+        return compile_(model, args, kwargs, replace(options, **again))
+
+    program = Program(model, compile_call)
     if example_inputs is None and not example_kwargs:
         return program
     args, kwargs = example_call(model, example_inputs, example_kwargs)

@@ -31,11 +31,13 @@ class Program(nn.Module):
         self.__dict__["_lp_model"] = model
         self.__dict__["_lp_compile"] = compile_
         self.__dict__["_lp_done"] = None
+        self.__dict__["_lp_variants"] = {}
         self.training = model.training
 
     def compile_for(self, *args: Any, **kwargs: Any) -> Program:
         """Compile for a call with these arguments (any batch size of the same shapes)."""
-        self.__dict__["_lp_done"] = self._lp_compile(args, kwargs)
+        self.__dict__["_lp_done"] = self._lp_compile(args, kwargs, None)
+        self.__dict__["_lp_variants"] = {autocast_state(): self._lp_done}
         return self
 
     @property
@@ -64,15 +66,23 @@ class Program(nn.Module):
             )
         return self._lp_done  # type: ignore[no-any-return]
 
+    def _variant(self, args: Any, kwargs: Any) -> tuple[Captured, Plan, tuple[Stage, ...]]:
+        """The compilation for the autocast that is on now: under another one, the model is another program."""
+        state = autocast_state()
+        if state not in self._lp_variants:
+            self._lp_variants[state] = self._lp_compile(args, kwargs, self.plan.K)
+        return self._lp_variants[state]  # type: ignore[no-any-return]
+
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         if self._lp_done is None:
             self.compile_for(*args, **kwargs)
-        captured, _, stages = self._compiled()
+        captured, _, stages = self._variant(args, kwargs)
         training = self.module.training  # the model's own flag counts: it may have been switched directly
         self.training = training
         for stage in stages:
             if stage.training != training:
                 stage._lp_use_mode(training)
+            stage._lp_refresh()
         tensors = captured._lp.signature.flat(args, kwargs)
         tree = captured._lp.trees[training]
         return tree.unflatten(staged(stages, tensors, tree.count))
@@ -101,5 +111,7 @@ def on_meta(model: nn.Module) -> bool:
     return any(t.device.type == "meta" for t in (*model.parameters(), *model.buffers()))
 
 
-def move(tensors: list[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
-    return [t.to(device) for t in tensors]
+def autocast_state() -> tuple[Any, ...]:
+    """Which autocast is on, per kind of device."""
+    on = [d for d in ("cpu", "cuda") if torch.is_autocast_enabled(d)]
+    return tuple((d, torch.get_autocast_dtype(d)) for d in on)

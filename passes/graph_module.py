@@ -22,13 +22,31 @@ class TwoModeModule(fx.GraphModule):
 
     def __init__(self, graphs: dict[bool, fx.Graph], name: str, **notes: Any) -> None:
         super().__init__(nn.Module(), fx.Graph(), name)
-        self.__dict__.update(_lp_graphs=graphs, _lp_forwards={}, _lp_name=name, _lp_notes=notes, **notes)
+        self.__dict__.update(_lp_graphs=graphs, _lp_forwards={}, _lp_links=[], _lp_name=name, _lp_notes=notes, **notes)
 
     def _lp_fill(self, model: nn.Module, state: dict[str, Any]) -> None:
         """Take over modules, parameters and buffers of the model, and its mode."""
         for target in sorted(state, key=lambda t: (t.count("."), t)):
             install(self, target, state[target], persistent=_is_persistent(model, target))
+        self._lp_follow(model)
         self._lp_use_mode(model.training)
+
+    def _lp_follow(self, model: nn.Module) -> None:
+        """Remember where in the model each entry comes from."""
+        links = []
+        for path, module in self.named_modules(remove_duplicate=False):
+            owner = _at(model, path)
+            if owner is not None and owner is not module:
+                for kind in ("_parameters", "_buffers", "_modules"):
+                    theirs = getattr(owner, kind)
+                    links += [(getattr(module, kind), name, theirs) for name in getattr(module, kind) if name in theirs]
+        self.__dict__["_lp_links"] = [(m, n, t) for m, n, t in links if m[n] is t[n]]
+
+    def _lp_refresh(self) -> None:
+        """Take over what has been replaced in the model since: `model.to(...)` makes new buffers, users new layers."""
+        for mine, name, theirs in self._lp_links:
+            if mine[name] is not theirs.get(name) and name in theirs:
+                mine[name] = theirs[name]
 
     def __reduce__(self) -> Any:
         return _restore, (_base(self), *_parts(self))
@@ -126,13 +144,17 @@ def install(root: nn.Module, target: str, value: Any, persistent: bool = True) -
         setattr(at, field, value)
 
 
+def _at(model: nn.Module, path: str) -> nn.Module | None:
+    try:
+        return model.get_submodule(path)
+    except AttributeError:
+        return None
+
+
 def _is_persistent(model: nn.Module, target: str) -> bool:
     path, _, field = target.rpartition(".")
-    try:
-        owner = model.get_submodule(path)
-    except AttributeError:
-        return False
-    return field in owner._buffers and field not in owner._non_persistent_buffers_set
+    owner = _at(model, path)
+    return owner is not None and field in owner._buffers and field not in owner._non_persistent_buffers_set
 
 
 def map_graph(graph: fx.Graph, keep: Callable[[fx.Node], bool]) -> None:

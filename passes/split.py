@@ -248,6 +248,8 @@ def _place_unused(model: nn.Module, stages: list[Stage]) -> None:
             home = max(range(len(stages)), key=lambda k: max((_kinship(key, o) for o in owned[k]), default=0))
         install(stages[home], key, tensor)
         owned[home].add(key)
+    for stage in stages:
+        stage._lp_follow(model)
 
 
 def _kinship(a: str, b: str) -> int:

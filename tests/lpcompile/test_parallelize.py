@@ -134,3 +134,37 @@ def test_wide_boundaries_are_used_only_where_narrow_ones_do_not_balance():
 def test_import_is_light():
     code = "import sys, lpcompile; print([m for m in ('torchvision', 'networkx', 'timm', 'tabulate') if m in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"
+
+
+class Dtypes(nn.Module):
+    """Python looks at a dtype: under autocast this is another program."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = (nn.Linear(8, 8) for _ in range(3))
+        self.register_buffer("scale", torch.ones(8))
+
+    def forward(self, x):
+        h = self.a(x) * self.scale
+        h = self.b(h.to(self.a(x).dtype))
+        return self.c(h).to(h.dtype)
+
+
+def test_under_another_autocast_the_program_is_compiled_for_it():
+    model, x = Dtypes(), torch.randn(2, 8)
+    program = lpcompile.parallelize(model, 2, example_inputs=x, cost="flops")
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(program(x), model(x)) and program(x).dtype == torch.bfloat16
+    assert torch.equal(program(x), model(x)) and program(x).dtype == torch.float32
+
+
+def test_a_moved_or_changed_model_is_followed():
+    model, x = Dtypes(), torch.randn(2, 8)
+    program = lpcompile.parallelize(model, 2, example_inputs=x, cost="flops")
+    model.scale = torch.full((8,), 2.0)
+    model.c = nn.Linear(8, 8)
+    assert torch.equal(program(x), model(x))
+    program.double()
+    assert model.scale.dtype == torch.float64
+    again = lpcompile.parallelize(model, 2, example_inputs=x.double(), cost="flops")
+    assert torch.equal(again(x.double()), model(x.double()))
