@@ -158,7 +158,9 @@ def _pair(text: str) -> str | list[str]:
 
 
 def _progress(done: int, total: int) -> None:
-    print(f"\rmeasuring: step {done} of at most {total}", end="\n" if done == total else "", file=sys.stderr, flush=True)
+    print(
+        f"\rmeasuring: step {done} of at most {total}", end="\n" if done == total else "", file=sys.stderr, flush=True
+    )
 
 
 def _zoo(arguments: argparse.Namespace) -> int:

@@ -24,7 +24,7 @@ from lpcompile.passes.signature import example_call
 from lpcompile.passes.split import Stage, split, stage_io
 from lpcompile.passes.units import Unit, units
 from lpcompile.plan import BoundaryPlan, Plan, StagePlan
-from lpcompile.program import Program, on_meta
+from lpcompile.program import Compiled, Program, on_meta
 
 WIDTHS = (1, 2, 3, 8)
 BALANCED = 1.25  # a wider boundary is not worth it where narrower ones give a largest stage within this of the mean
@@ -119,9 +119,9 @@ def parallelize(
     if device is not None:
         model.to(device)
 
-    def compile_call(args: Any, kwargs: Any, stages: int | None) -> tuple[Captured, Plan, tuple[Stage, ...]]:
+    def compile_call(args: Any, kwargs: Any, stages: int | None) -> Compiled:
         """Compile for a call; again, with as many stages, when the program is called under another autocast."""
-        again = {} if stages is None else {"K": stages, "cost": "flops"}
+        again: dict[str, Any] = {} if stages is None else {"K": stages, "cost": "flops"}
         return compile_(model, args, kwargs, replace(options, **again))
 
     program = Program(model, compile_call)
@@ -131,9 +131,7 @@ def parallelize(
     return program.compile_for(*args, **kwargs)
 
 
-def compile_(
-    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], options: Options
-) -> tuple[Captured, Plan, tuple[Stage, ...]]:
+def compile_(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], options: Options) -> Compiled:
     """capture → cuts → units → profile → partition → split → gate."""
     captured = capture(model, args, kwargs, leaf=options.leaf, concrete_args=options.concrete_args,
                        front_end=options.front_end)  # fmt: skip
@@ -315,5 +313,3 @@ def tied_parameters(captured: Captured, chosen: list[Cut]) -> tuple[tuple[str, t
         if len(stages) > 1 and name in live.parameters:
             found.append((name, stages))
     return tuple(found)
-
-

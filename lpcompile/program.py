@@ -14,6 +14,8 @@ from lpcompile.passes.gate import staged
 from lpcompile.passes.split import Stage
 from lpcompile.plan import Plan
 
+Compiled = tuple[Captured, Plan, tuple[Stage, ...]]
+
 
 class Program(nn.Module):
     """What `parallelize` returns.
@@ -23,7 +25,12 @@ class Program(nn.Module):
     first call.
     """
 
-    def __init__(self, model: nn.Module, compile_: Callable[..., tuple[Captured, Plan, tuple[Stage, ...]]]) -> None:
+    _lp_model: nn.Module
+    _lp_compile: Callable[..., Compiled]
+    _lp_done: Compiled | None
+    _lp_variants: dict[tuple[Any, ...], Compiled]
+
+    def __init__(self, model: nn.Module, compile_: Callable[..., Compiled]) -> None:
         super().__init__()
         # the model's own registries: parameters(), to(), train() and the like see the model's tree and names
         for kind in ("_modules", "_parameters", "_buffers", "_non_persistent_buffers_set"):
@@ -36,8 +43,8 @@ class Program(nn.Module):
 
     def compile_for(self, *args: Any, **kwargs: Any) -> Program:
         """Compile for a call with these arguments (any batch size of the same shapes)."""
-        self.__dict__["_lp_done"] = self._lp_compile(args, kwargs, None)
-        self.__dict__["_lp_variants"] = {autocast_state(): self._lp_done}
+        done = self._lp_compile(args, kwargs, None)
+        self.__dict__.update(_lp_done=done, _lp_variants={autocast_state(): done})
         return self
 
     @property
@@ -56,22 +63,22 @@ class Program(nn.Module):
     @property
     def module(self) -> nn.Module:
         """The user's model with the parameters as they are now."""
-        return self._lp_model  # type: ignore[no-any-return]
+        return self._lp_model
 
-    def _compiled(self) -> tuple[Captured, Plan, tuple[Stage, ...]]:
+    def _compiled(self) -> Compiled:
         if self._lp_done is None:
             raise InputError(
                 "the program is not compiled yet: call it on a batch first, "
                 "or pass example_inputs to parallelize, or call program.compile_for(x)"
             )
-        return self._lp_done  # type: ignore[no-any-return]
+        return self._lp_done
 
-    def _variant(self, args: Any, kwargs: Any) -> tuple[Captured, Plan, tuple[Stage, ...]]:
+    def _variant(self, args: Any, kwargs: Any) -> Compiled:
         """The compilation for the autocast that is on now: under another one, the model is another program."""
         state = autocast_state()
         if state not in self._lp_variants:
             self._lp_variants[state] = self._lp_compile(args, kwargs, self.plan.K)
-        return self._lp_variants[state]  # type: ignore[no-any-return]
+        return self._lp_variants[state]
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         if self._lp_done is None:

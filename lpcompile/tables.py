@@ -109,7 +109,12 @@ def unit_range(plan: Plan, stage: StagePlan) -> str:
 def cut_table(cuts: Sequence[Cut]) -> str:
     """Every position, legal or not, with the reason."""
     rows = [
-        [c.position, c.path or c.after, "yes" if c.legal else "no", ", ".join(map(str, c.specs)) if c.legal else c.reason]
+        [
+            c.position,
+            c.path or c.after,
+            "yes" if c.legal else "no",
+            ", ".join(map(str, c.specs)) if c.legal else c.reason,
+        ]
         for c in cuts
     ]
     return table(rows, ["position", "after", "cut", "carries / why not"])

@@ -167,7 +167,8 @@ def follow_device(graph: fx.Graph, device: torch.device) -> None:
 
 
 def _last_placeholder(graph: fx.Graph) -> fx.Node:
-    return [n for n in graph.nodes if n.op == "placeholder"][-1]
+    last: fx.Node = [n for n in graph.nodes if n.op == "placeholder"][-1]
+    return last
 
 
 def symbol(kind: str) -> dict[str, Any]:

@@ -33,6 +33,6 @@ class FunctionCaches:
 def _holds_fake(value: Any, depth: int) -> bool:
     if isinstance(value, FakeTensor):
         return True
-    if depth == 0 or isinstance(value, (str, int, float, type)) or callable(value) and depth < 4:
+    if depth == 0 or isinstance(value, (str, int, float, type)) or (callable(value) and depth < 4):
         return False
     return any(_holds_fake(v, depth - 1) for v in gc.get_referents(value))

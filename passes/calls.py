@@ -78,4 +78,3 @@ def batch_of(tensor: torch.Tensor, dim: int, multiple: int = 1) -> int:
 
 def device_of(tensor: torch.Tensor) -> torch.device:
     return tensor.device
-

@@ -152,7 +152,7 @@ class _Attempt:
                 raise Unrecordable("", f"forward changes the attribute {name} at every call", remedy=remedy)
 
     def keep_whole(self, refusal: Unrecordable) -> None:
-        """Keep the module whole; when two of a class have refused, the others would too, one recording after another."""
+        """Keep the module whole; when two of a class have refused, the others are spared the attempt."""
         kind = type(self.model.get_submodule(refusal.path))
         alike = [p for p, m in self.model.named_modules() if type(m) is kind and p not in self.whole]
         second = any(type(self.model.get_submodule(p)) is kind for p in self.whole)
@@ -226,9 +226,7 @@ def _capture(attempt: _Attempt, tensors: list[torch.Tensor], rebuild: Any, front
     return _assemble(attempt, {True: train, False: evaluate}, marks != {}, small)
 
 
-def _insist(
-    attempt: _Attempt, tensors: list[torch.Tensor], training: bool, rebuild: Any, front_end: str
-) -> Recording:
+def _insist(attempt: _Attempt, tensors: list[torch.Tensor], training: bool, rebuild: Any, front_end: str) -> Recording:
     """Record; keep the innermost module that refuses whole and try again, on real tensors where fake ones fail."""
     for _ in range(64):
         try:
@@ -285,7 +283,8 @@ def _small_images(graph: fx.Graph, tensors: list[torch.Tensor], batch: int) -> l
 def _assemble(
     attempt: _Attempt, modes: dict[bool, Recording], free: bool, small: list[torch.Tensor] | None
 ) -> Captured:
-    model, state = attempt.model, {}
+    model = attempt.model
+    state: dict[str, Any] = {}
     for recording in modes.values():
         for node in recording.graph.nodes:
             if node.op == "call_module" or (node.op == "get_attr" and node.meta["spec"] is None):
@@ -334,4 +333,3 @@ def _leaf_paths(model: nn.Module, leaf: Iterable[str | type[nn.Module]]) -> set[
         else:
             found |= {path for path, module in model.named_modules() if path and isinstance(module, item)}
     return found
-

@@ -64,7 +64,7 @@ def cuts(captured: Captured, *, max_width: int = 1, tied: str = "replicate") -> 
     if graphs[False] is graphs[True]:
         return [replace(c, eval_position=c.position) for c in train]
     evaluate = Liveness(graphs[False], model)
-    there = {}
+    there: dict[tuple[object, ...], Cut] = {}
     for cut in _positions(evaluate, model, max_width, tied):
         there.setdefault(_keys(evaluate, cut), cut)
     here = Liveness(graphs[True], model)

@@ -79,7 +79,9 @@ def capture_error(model: nn.Module, error: Unrecordable, tensors: list[torch.Ten
         lines.append(f"  {error.remedy}")
     if error.path:
         parent = error.path.rpartition(".")[0]
-        lines.append(f"  leaf=[{error.path!r}] keeps that module whole" + (f" (or its parent {parent!r})" if parent else ""))
+        lines.append(
+            f"  leaf=[{error.path!r}] keeps that module whole" + (f" (or its parent {parent!r})" if parent else "")
+        )
     if not error.remedy:
         lines.append("  concrete_args={'name': value} fixes an argument of forward that the branch depends on")
         lines.append("  front_end='specialise' freezes the branch at what it is for these example inputs")

@@ -65,12 +65,12 @@ def _gradients(
     loss = scalar(out)
     if loss is None:
         return {}
-    wanted = {f"gradient of {n}": p for n, p in model.named_parameters() if p.requires_grad}
+    wanted: dict[str, torch.Tensor] = {f"gradient of {n}": p for n, p in model.named_parameters() if p.requires_grad}
     wanted |= {f"gradient of input {i}": t for i, t in enumerate(leaves) if t.requires_grad}
     if not wanted:
         return {}
     if not accumulate:
-        gradients = torch.autograd.grad(loss, list(wanted.values()), allow_unused=True)
+        gradients: tuple[torch.Tensor | None, ...] = torch.autograd.grad(loss, list(wanted.values()), allow_unused=True)
     else:
         for tensor in wanted.values():  # `untouched` puts .grad back
             tensor.grad = None
@@ -128,9 +128,7 @@ def gate(
             set_mode(before)
 
 
-def _refuse(
-    model: nn.Module, reference: Forward, program: Forward, inputs: list[torch.Tensor], training: bool
-) -> None:
+def _refuse(model: nn.Module, reference: Forward, program: Forward, inputs: list[torch.Tensor], training: bool) -> None:
     left = run_step(model, reference, inputs, training, digest=False)
     again = run_step(model, reference, inputs, training, digest=False)
     mode = "training" if training else "evaluation"
@@ -171,5 +169,5 @@ def _differences(left: Step, right: Step) -> list[str]:
 def _digest(tensor: torch.Tensor) -> tuple[Any, ...]:
     """Equal for tensors of the same bits. (Holding a second set of gradients would cost as much as the model.)"""
     flat = tensor.detach().cpu().contiguous().resolve_conj().resolve_neg().reshape(-1)
-    data = (flat if flat.stride(0) == 1 else flat.clone()).view(torch.uint8).numpy() if flat.numel() else b""
+    data: Any = (flat if flat.stride(0) == 1 else flat.clone()).view(torch.uint8).numpy() if flat.numel() else b""
     return str(tensor.dtype), tuple(tensor.shape), zlib.crc32(data)

@@ -20,7 +20,8 @@ GraphData = list[tuple[str, str, Any, Any, Any, dict[str, Any]]]
 
 def to_data(graph: fx.Graph) -> GraphData:
     def refer(value: Any) -> Any:
-        return fx.node.map_aggregate(value, lambda v: Ref(v.name) if isinstance(v, fx.Node) else v)
+        name: Any = lambda v: Ref(v.name) if isinstance(v, fx.Node) else v  # noqa: E731
+        return fx.node.map_aggregate(value, name)
 
     return [(n.op, n.name, n.target, _plain(refer(n.args)), _plain(refer(n.kwargs)), dict(n.meta)) for n in graph.nodes]
 

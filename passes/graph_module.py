@@ -20,6 +20,13 @@ class TwoModeModule(fx.GraphModule):
     model's.
     """
 
+    _lp_graphs: dict[bool, fx.Graph]
+    _lp_forwards: dict[bool, Callable[..., Any]]
+    _lp_links: list[tuple[dict[str, Any], str, dict[str, Any]]]
+    _lp_name: str
+    _lp_notes: dict[str, Any]
+    forward: Callable[..., Any]
+
     def __init__(self, graphs: dict[bool, fx.Graph], name: str, **notes: Any) -> None:
         super().__init__(nn.Module(), fx.Graph(), name)
         self.__dict__.update(_lp_graphs=graphs, _lp_forwards={}, _lp_links=[], _lp_name=name, _lp_notes=notes, **notes)
@@ -69,7 +76,7 @@ class TwoModeModule(fx.GraphModule):
             self._graph = graph
             type(self).forward = self._lp_forwards[training]
         else:
-            fx.GraphModule.graph.fset(self, graph)  # type: ignore[attr-defined]  # compiles; `self.graph` may be a layer
+            fx.GraphModule.graph.fset(self, graph)  # type: ignore[attr-defined] # compiles; `self.graph` may be a layer
             self._lp_forwards[training] = type(self).forward
 
     def recompile(self) -> Any:

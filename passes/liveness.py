@@ -23,7 +23,7 @@ class Liveness:
             n for n in graph.nodes if n.op not in ("placeholder", "get_attr", "output") and "symbol" not in n.meta
         ]
         self.index = {node: i for i, node in enumerate(self.steps)}
-        self.outputs: list[fx.Node] = list(next(n for n in graph.nodes if n.op == "output").args[0])  # type: ignore[arg-type]
+        self.outputs: list[fx.Node] = list(next(n for n in graph.nodes if n.op == "output").args[0])
         self.writers: dict[int, list[fx.Node]] = {}
         for node in graph.nodes:
             for key in node.meta.get("writes", ()):

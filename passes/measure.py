@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -38,7 +39,7 @@ class Clock:
     def stamp(self) -> Any:
         if not self.cuda:
             return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record()
         return event
 
@@ -151,7 +152,7 @@ def _unit_step(parts: Sequence[Stage], tensors: list[torch.Tensor], clock: Clock
         stamps.append(clock.stamp())
         for tensor in lam:
             if tensor.requires_grad:
-                tensor.register_hook(lambda g, i=i: arrived.__setitem__(i, clock.stamp()))
+                tensor.register_hook(lambda g, i=i: arrived.update({i: clock.stamp()}))  # type: ignore[no-untyped-call]
     loss = scalar(outputs)
     begin = clock.stamp()
     if loss is not None:
@@ -159,7 +160,7 @@ def _unit_step(parts: Sequence[Stage], tensors: list[torch.Tensor], clock: Clock
     end = clock.stamp()
     for part in parts:
         _drop_gradients(part)
-    forward = [clock.ms(a, b) for a, b in zip(stamps, stamps[1:], strict=False)]
+    forward = [clock.ms(a, b) for a, b in pairwise(stamps)]
     backward, at = [0.0] * len(parts), begin
     for i in range(len(parts) - 1, 0, -1):  # the gradient of cut i-1 arrives when unit i has done its backward
         if i - 1 in arrived:

@@ -34,11 +34,11 @@ class Observation:
     writes: set[int] = field(default_factory=set)
 
 
-class Observer(TorchDispatchMode):
+class Observer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """`begin()` before a call, `end()` after it gives its Observation. Calls do not nest."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.now = Observation()
         self.kept: set[int] = set()  # storages counted as saved already, and those of the model's own state
         self._alive: list[Any] = []  # a freed storage's address would be given to another

@@ -83,9 +83,17 @@ class Partition:
         return total / self.step if self.step else 1.0
 
 
-def evaluate(profile: Profile, cuts: Sequence[int], aux_ranks: Sequence[int] | None = None, *,
-             method: str = "multiplier", aux_budget: float = 0.1, speeds: Sequence[float] | None = None,
-             link: Link | None = None, state_factor: float = 3.0) -> Partition:
+def evaluate(
+    profile: Profile,
+    cuts: Sequence[int],
+    aux_ranks: Sequence[int] | None = None,
+    *,
+    method: str = "multiplier",
+    aux_budget: float = 0.1,
+    speeds: Sequence[float] | None = None,
+    link: Link | None = None,
+    state_factor: float = 3.0,
+) -> Partition:
     """What this split costs. With r = aux_budget, AuxNet_k takes r of its stage's time, at the speed of its host:
 
     arrival_k = arrival_{k-1} + r F_{k-1} + t_k (AuxNet_{k-1} below) or + t_{k-1} + r F_{k-1} (above); 0 unless chained.
@@ -98,13 +106,17 @@ def evaluate(profile: Profile, cuts: Sequence[int], aux_ranks: Sequence[int] | N
     rates = _check(profile, K, method, aux_budget, speeds, state_factor)
     bounds = (0, *cuts, len(units))
     if any(low >= high for low, high in pairwise(bounds)):
-        raise PlanError(f"cuts {list(cuts)} leave a stage without units: they must rise strictly between 0 and "
-                        f"{len(units)}, the number of units.")
+        raise PlanError(
+            f"cuts {list(cuts)} leave a stage without units: they must rise strictly between 0 and "
+            f"{len(units)}, the number of units."
+        )
     has_aux, chain = method not in PLAIN_METHODS, method in CHAIN_METHODS
     hosts = tuple(aux_ranks) if aux_ranks is not None else tuple(k if has_aux else -1 for k in range(K - 1))
     if len(hosts) != K - 1 or any(rank not in ((k, k + 1) if has_aux else (-1,)) for k, rank in enumerate(hosts)):
-        raise PlanError(f"aux_ranks {list(hosts)} do not fit K={K} and method={method!r}: give for each boundary k "
-                        f"{'k-1 (below) or k (above)' if has_aux else '-1, for the method has no AuxNets'}.")
+        raise PlanError(
+            f"aux_ranks {list(hosts)} do not fit K={K} and method={method!r}: give for each boundary k "
+            f"{'k-1 (below) or k (above)' if has_aux else '-1, for the method has no AuxNets'}."
+        )
     r = aux_budget if has_aux else 0.0
     stages = [units[low:high] for low, high in pairwise(bounds)]
     forward = [math.fsum(u.forward for u in stage) for stage in stages]
@@ -130,14 +142,35 @@ def evaluate(profile: Profile, cuts: Sequence[int], aux_ranks: Sequence[int] | N
     costs = tuple(f + b for f, b in zip(forward, backward, strict=True))
     ideal = (math.fsum(costs) + profile.loss) / math.fsum(rates)
     trivial = max(ideal, max(u.forward + u.backward for u in units) / max(rates))
-    return Partition(K, method, tuple(cuts), hosts, step, min(trivial, step), ideal, tuple(arrivals), tuple(finish),
-                     tuple(work), tuple(memory), costs, sum(crossing))
+    return Partition(
+        K,
+        method,
+        tuple(cuts),
+        hosts,
+        step,
+        min(trivial, step),
+        ideal,
+        tuple(arrivals),
+        tuple(finish),
+        tuple(work),
+        tuple(memory),
+        costs,
+        sum(crossing),
+    )
 
 
-def partition(profile: Profile, K: int, *, method: str = "multiplier", aux_budget: float = 0.1,
-              memory_limit: float | Sequence[float] | None = None, speeds: Sequence[float] | None = None,
-              pins: Pins | Mapping[str, Any] | None = None, link: Link | None = None,
-              state_factor: float = 3.0) -> Partition:
+def partition(
+    profile: Profile,
+    K: int,
+    *,
+    method: str = "multiplier",
+    aux_budget: float = 0.1,
+    memory_limit: float | Sequence[float] | None = None,
+    speeds: Sequence[float] | None = None,
+    pins: Pins | Mapping[str, Any] | None = None,
+    link: Link | None = None,
+    state_factor: float = 3.0,
+) -> Partition:
     """The split with the smallest step: provably, up to `gap`. Of equal ones, one that sends little.
 
     >>> plan = partition(profile, K=4, method="penalty", link=Link(bytes_per_ms=12e6))
@@ -149,16 +182,29 @@ def partition(profile: Profile, K: int, *, method: str = "multiplier", aux_budge
 
     def price(found: Found) -> Partition:
         hosts = [k + up if problem.has_aux else -1 for k, up in enumerate(found.above)]
-        return evaluate(profile, found.cuts, hosts, method=method, aux_budget=aux_budget, speeds=rates, link=link,
-                        state_factor=state_factor)
+        return evaluate(
+            profile,
+            found.cuts,
+            hosts,
+            method=method,
+            aux_budget=aux_budget,
+            speeds=rates,
+            link=link,
+            state_factor=state_factor,
+        )
 
     def fits(split: Partition) -> bool:
         return all(size <= limit * (1 + 1e-12) for size, limit in zip(split.memory, limits, strict=True))
 
     total, slowest = problem.work[-1], problem.speeds.min()
     messages = np.sort(problem.link[1:-1])[: K - 1]
-    low = max(total / problem.speeds.sum(), np.diff(problem.work).max() / problem.speeds.max(), problem.loss,
-              *messages[-1:], *problem.link[problem.forced])
+    low = max(
+        total / problem.speeds.sum(),
+        np.diff(problem.work).max() / problem.speeds.max(),
+        problem.loss,
+        *messages[-1:],
+        *problem.link[problem.forced],
+    )
     high = total * (1 + 3 * aux_budget) / slowest + problem.loss + K * problem.link.max()
     solved = minimise(lambda T: relax(problem, T), lambda found: price(found).step, float(low), float(high))
     if solved and not fits(price(solved[0])):
@@ -167,8 +213,10 @@ def partition(profile: Profile, K: int, *, method: str = "multiplier", aux_budge
         solved = minimise(lambda T: relax(problem, T), lambda found: price(found).step, lower, float(high))
         solved = solved or (fallback, lower)
     if solved is None:
-        raise PlanError(f"no split of {len(profile.units)} units into {K} stages that satisfies the pins {pins} was "
-                        f"found. Loosen them or change K.")
+        raise PlanError(
+            f"no split of {len(profile.units)} units into {K} stages that satisfies the pins {pins} was "
+            f"found. Loosen them or change K."
+        )
     best = price(solved[0])
     relaxation = relax(problem, best.step)
     tidy = search(relaxation, BEAMS[0], by_bytes=True).found if relaxation else None
@@ -182,13 +230,19 @@ def auto_stages(profile: Profile, *, limit: int = 16, tolerance: float = 0.05, *
     """The smallest K whose step is within `tolerance` of the best step over K = 1..limit: what K="auto" means.
 
     `speeds` and `memory_limit`, where given a rank, must cover the ranks to choose from; the first K are used."""
-    top = min([limit, len(profile.units), *(len(options[name]) for name in ("speeds", "memory_limit")
-                                            if isinstance(options.get(name), Sequence))])
+    top = min(
+        [
+            limit,
+            len(profile.units),
+            *(len(options[name]) for name in ("speeds", "memory_limit") if isinstance(options.get(name), Sequence)),
+        ]
+    )
     found: list[Partition] = []
     refused: PlanError | None = None
     for K in range(1, top + 1):
-        cut = {name: options[name][:K] for name in ("speeds", "memory_limit")
-               if isinstance(options.get(name), Sequence)}
+        cut = {
+            name: options[name][:K] for name in ("speeds", "memory_limit") if isinstance(options.get(name), Sequence)
+        }
         try:
             found.append(partition(profile, K, **{**options, **cut}))
         except PlanError as error:  # too few stages for the memory or the pins: another K may do
@@ -199,18 +253,30 @@ def auto_stages(profile: Profile, *, limit: int = 16, tolerance: float = 0.05, *
     return next(split for split in found if split.step <= best * (1 + tolerance))
 
 
-def _problem(profile: Profile, K: int, method: str, aux_budget: float, rates: Sequence[float],
-             pins: Pins | Mapping[str, Any] | None, link: Link | None, state_factor: float) -> Problem:
+def _problem(
+    profile: Profile,
+    K: int,
+    method: str,
+    aux_budget: float,
+    rates: Sequence[float],
+    pins: Pins | Mapping[str, Any] | None,
+    link: Link | None,
+    state_factor: float,
+) -> Problem:
     """Prefix sums at the cuts that the pins allow."""
     units = profile.units
     forced, forbidden = _resolve(pins, [u.name for u in units])
     if both := sorted(forced & forbidden):
-        raise PlanError(f"pins conflict: a cut after unit {units[both[0] - 1].name!r} is asked for and lies inside a "
-                        f"`together` span. Drop one of the two.")
+        raise PlanError(
+            f"pins conflict: a cut after unit {units[both[0] - 1].name!r} is asked for and lies inside a "
+            f"`together` span. Drop one of the two."
+        )
     allowed = len(units) - 1 - len(forbidden)
     if not len(forced) <= K - 1 <= allowed:
-        raise PlanError(f"pins conflict with K={K}: they force {len(forced)} cuts and leave {allowed} possible, and "
-                        f"K={K} needs {K - 1}. Ask for {len(forced) + 1} <= K <= {allowed + 1} or change the pins.")
+        raise PlanError(
+            f"pins conflict with K={K}: they force {len(forced)} cuts and leave {allowed} possible, and "
+            f"K={K} needs {K - 1}. Ask for {len(forced) + 1} <= K <= {allowed + 1} or change the pins."
+        )
     keep = np.array([at for at in range(len(units) + 1) if at not in forbidden])
 
     def prefix(costs: list[float]) -> np.ndarray[Any, np.dtype[np.float64]]:
@@ -222,9 +288,21 @@ def _problem(profile: Profile, K: int, method: str, aux_budget: float, rates: Se
     work = prefix([u.forward + u.backward for u in units])
     arrival = prefix([u.forward for u in units]) if method in CHAIN_METHODS else np.zeros_like(work)
     state = prefix([state_factor * u.parameter_bytes + u.saved_bytes for u in units])
-    return Problem(keep, work, arrival, state, crossing[keep], times[keep], np.isin(keep, sorted(forced)),
-                   np.array(rates, dtype=np.float64), np.full(K, np.inf), profile.loss / rates[-1],
-                   0.0 if method in PLAIN_METHODS else aux_budget, method not in PLAIN_METHODS, method in CHAIN_METHODS)
+    return Problem(
+        keep,
+        work,
+        arrival,
+        state,
+        crossing[keep],
+        times[keep],
+        np.isin(keep, sorted(forced)),
+        np.array(rates, dtype=np.float64),
+        np.full(K, np.inf),
+        profile.loss / rates[-1],
+        0.0 if method in PLAIN_METHODS else aux_budget,
+        method not in PLAIN_METHODS,
+        method in CHAIN_METHODS,
+    )
 
 
 def _resolve(pins: Pins | Mapping[str, Any] | None, names: list[str]) -> tuple[set[int], set[int]]:
@@ -240,8 +318,10 @@ def _resolve(pins: Pins | Mapping[str, Any] | None, names: list[str]) -> tuple[s
         found = [at for at, name in enumerate(names) if name == wanted or name.startswith(wanted + ".")]
         if not found:
             close = get_close_matches(wanted, dict.fromkeys(names), n=3, cutoff=0.0)
-            raise PlanError(f"pins name {wanted!r}, and no unit has that name or prefix. The closest are "
-                            f"{', '.join(map(repr, close))}.")
+            raise PlanError(
+                f"pins name {wanted!r}, and no unit has that name or prefix. The closest are "
+                f"{', '.join(map(repr, close))}."
+            )
         return found
 
     forced = {matches(name)[-1] + 1 for name in pins.cut_after} - {len(names)}
@@ -253,8 +333,9 @@ def _resolve(pins: Pins | Mapping[str, Any] | None, names: list[str]) -> tuple[s
     return forced, forbidden
 
 
-def _check(profile: Profile, K: int, method: str, aux_budget: float, speeds: Sequence[float] | None,
-           state_factor: float) -> list[float]:
+def _check(
+    profile: Profile, K: int, method: str, aux_budget: float, speeds: Sequence[float] | None, state_factor: float
+) -> list[float]:
     """Refuse what has no meaning; return the speeds."""
     if method not in METHODS:
         close = get_close_matches(str(method), METHODS, n=1, cutoff=0.0)[0]
@@ -263,8 +344,10 @@ def _check(profile: Profile, K: int, method: str, aux_budget: float, speeds: Seq
         raise UsageError(f"K={K!r} is no number of stages: give an int of at least 1.")
     units = profile.units
     if len(units) < K:
-        raise PlanError(f"the model has {len(units)} units between legal cuts, so at most {len(units)} stages; "
-                        f"ask for K<={len(units)}, not K={K}.")
+        raise PlanError(
+            f"the model has {len(units)} units between legal cuts, so at most {len(units)} stages; "
+            f"ask for K<={len(units)}, not K={K}."
+        )
     if not 0 <= aux_budget <= 1:
         raise UsageError(f"aux_budget={aux_budget!r} is no share of a stage: give a number from 0 to 1.")
     rates = [1.0] * K if speeds is None else [float(speed) for speed in speeds]
@@ -273,9 +356,11 @@ def _check(profile: Profile, K: int, method: str, aux_budget: float, speeds: Seq
     for unit in units:
         costs = (unit.forward, unit.backward, unit.parameter_bytes, unit.saved_bytes, unit.output_bytes)
         if not all(0 <= cost < math.inf for cost in costs):
-            raise UsageError(f"unit {unit.name!r} costs {unit.forward} ms forward, {unit.backward} ms backward, "
-                             f"{costs[2:]} bytes (parameter, saved, output): costs must be finite and not negative. "
-                             f"Profile again.")
+            raise UsageError(
+                f"unit {unit.name!r} costs {unit.forward} ms forward, {unit.backward} ms backward, "
+                f"{costs[2:]} bytes (parameter, saved, output): costs must be finite and not negative. "
+                f"Profile again."
+            )
     for name, value in (("profile.loss", profile.loss), ("state_factor", state_factor)):
         if not 0 <= value < math.inf:
             raise UsageError(f"{name}={value} must be finite and not negative.")
@@ -311,8 +396,12 @@ def _fitting(problem: Problem, price: Callable[[Found], Partition], limits: list
     if solved and (scale := need(solved[0])) <= 1 + 1e-12:
         return solved[0]
     finite = sorted({limit for limit in limits if limit < math.inf})
-    asked, enough = (" and ".join(f"{math.ceil(part * limit * (1 - 1e-12)):,}" for limit in finite)
-                     for part in (1.0, scale if solved else high))
+    asked, enough = (
+        " and ".join(f"{math.ceil(part * limit * (1 - 1e-12)):,}" for limit in finite)
+        for part in (1.0, scale if solved else high)
+    )
     proven = "cannot be met" if solved and solved[1] >= 1 - 1e-6 else "could not be met by any split that was tried"
-    raise PlanError(f"memory_limit of {asked} bytes a rank {proven} with K={K}: the smallest that would work is "
-                    f"{enough}. Raise it to that, or ask for more stages.")
+    raise PlanError(
+        f"memory_limit of {asked} bytes a rank {proven} with K={K}: the smallest that would work is "
+        f"{enough}. Raise it to that, or ask for more stages."
+    )

@@ -62,8 +62,10 @@ class Problem:
             return self
         if self.forced[~keep].any():
             return None
-        arrays = {name: getattr(self, name)[keep] for name in
-                  ("position", "work", "arrival", "state", "crossing", "link", "forced")}
+        arrays = {
+            name: getattr(self, name)[keep]
+            for name in ("position", "work", "arrival", "state", "crossing", "link", "forced")
+        }
         return replace(self, **arrays)
 
 
@@ -189,13 +191,21 @@ def _before(problem: Problem, fence: Ints, T: float, k: int, here: slice, after:
         return [np.where(dead, -np.inf, bound) for bound in (np.minimum(latest, room), room, spare)]
 
     hosted = (after.spare - r * state[there], -r * state[here])
-    options = [option(share, needs, hosted if above else None)
-               for above, (share, needs) in enumerate(_options(problem, k, here, there, after, slice(None)))]
+    options = [
+        option(share, needs, hosted if above else None)
+        for above, (share, needs) in enumerate(_options(problem, k, here, there, after, slice(None)))
+    ]
     return Window(here.start, *(np.maximum.reduce(bounds) for bounds in zip(*options, strict=True)))
 
 
-def _options(problem: Problem, k: int, here: slice | Ints, there: slice | Ints, after: Window, at: slice | Ints,
-             ) -> list[tuple[float, list[tuple[Floats, Floats]]]]:
+def _options(
+    problem: Problem,
+    k: int,
+    here: slice | Ints,
+    there: slice | Ints,
+    after: Window,
+    at: slice | Ints,
+) -> list[tuple[float, list[tuple[Floats, Floats]]]]:
     """AuxNet_k below, then above: the share of the stage's work that rank k pays, and pairs (value, offset) that ask
     value[next cut] + offset[this cut] >= arrival, so that the next label stays within its bounds."""
     r, speed, work, arrival, delay = problem.aux_budget, problem.speeds[k], problem.work, problem.arrival, problem.delay
@@ -219,8 +229,9 @@ class Labels(NamedTuple):
     parent: Ints
 
     def take(self, rows: NDArray[np.int64] | NDArray[np.bool_]) -> Labels:
-        return Labels(self.cut[rows], self.start[rows], self.time[rows], self.crossed[rows], self.above[rows],
-                      self.parent[rows])
+        return Labels(
+            self.cut[rows], self.start[rows], self.time[rows], self.crossed[rows], self.above[rows], self.parent[rows]
+        )
 
 
 class Outcome(NamedTuple):
@@ -254,8 +265,10 @@ def search(relaxation: Relaxation, beam: int | None, by_bytes: bool = False, all
 def _hosted(problem: Problem, k: int, labels: Labels) -> tuple[Floats, Floats]:
     """What AuxNet_{k-1} adds to rank k besides the arrival: ms and bytes."""
     late, r = problem.work - problem.arrival, problem.aux_budget
-    return (r * (late[labels.cut] - late[labels.start]) / problem.speeds[k],
-            r * (problem.state[labels.cut] - problem.state[labels.start]))
+    return (
+        r * (late[labels.cut] - late[labels.start]) / problem.speeds[k],
+        r * (problem.state[labels.cut] - problem.state[labels.start]),
+    )
 
 
 def _slack(relaxation: Relaxation, k: int, labels: Labels) -> Floats:
@@ -266,8 +279,14 @@ def _slack(relaxation: Relaxation, k: int, labels: Labels) -> Floats:
     return np.where((slack < 0) | (kept > window.spare[at]), -np.inf, slack)
 
 
-def _advance(relaxation: Relaxation, k: int, labels: Labels, beam: int | None, allowance: float, by_bytes: bool,
-             ) -> tuple[Labels, bool, int]:
+def _advance(
+    relaxation: Relaxation,
+    k: int,
+    labels: Labels,
+    beam: int | None,
+    allowance: float,
+    by_bytes: bool,
+) -> tuple[Labels, bool, int]:
     """The labels of boundary k+1 from those of boundary k; whether all were followed; how many pairs that was.
 
     Where pairs are too many, only some of the next cuts are tried: those that send least, or any."""
@@ -307,12 +326,16 @@ def _unbeaten(relaxation: Relaxation, k: int, labels: Labels, following: Ints, r
     problem, cut, end = relaxation.problem, labels.cut, len(relaxation.problem.work)
     extra, kept = _hosted(problem, k, labels)
     chain = problem.aux_budget * problem.arrival[cut]
-    criteria = np.stack([
-        labels.time - chain / problem.speeds[k],
-        labels.time + problem.delay[cut] - chain / problem.speeds[k + 1],
-        labels.time + extra - problem.work[cut] / problem.speeds[k],
-        kept + problem.crossing[cut] - problem.state[cut] if np.isfinite(problem.limits).any() else np.zeros(len(cut)),
-    ])
+    criteria = np.stack(
+        [
+            labels.time - chain / problem.speeds[k],
+            labels.time + problem.delay[cut] - chain / problem.speeds[k + 1],
+            labels.time + extra - problem.work[cut] / problem.speeds[k],
+            kept + problem.crossing[cut] - problem.state[cut]
+            if np.isfinite(problem.limits).any()
+            else np.zeros(len(cut)),
+        ]
+    )
     nearest = np.minimum.reduce([np.where(high > low, np.append(following, end)[low], end) for low, high in ranges])
     rows = np.lexsort((-cut, criteria[0] + criteria[1]))
     rows = rows[nearest[rows] < end]
@@ -333,8 +356,10 @@ def _ranges(relaxation: Relaxation, k: int, labels: Labels, following: Ints) -> 
     left = (relaxation.T - labels.time - _hosted(problem, k, labels)[0]) * problem.speeds[k]
     ranges = []
     for share, needs in _options(problem, k, labels.cut, following, after, at):
-        high = np.minimum(np.searchsorted(work, problem.work[labels.cut] + left / share, side="right"),
-                          np.searchsorted(following, relaxation.fence[labels.cut], side="right"))
+        high = np.minimum(
+            np.searchsorted(work, problem.work[labels.cut] + left / share, side="right"),
+            np.searchsorted(following, relaxation.fence[labels.cut], side="right"),
+        )
         low = np.searchsorted(following, labels.cut, side="right")
         for value, offset in needs:
             low = np.maximum(low, np.searchsorted(np.maximum.accumulate(value), labels.time - offset))
@@ -347,8 +372,14 @@ def _extend(relaxation: Relaxation, k: int, labels: Labels, parent: Ints, cut: I
     problem, old = relaxation.problem, labels.cut[parent]
     chain = problem.aux_budget * (problem.arrival[cut] - problem.arrival[old]) / problem.speeds[k + above]
     time = labels.time[parent] + chain + (problem.delay[old] if above else problem.delay[cut])
-    new = Labels(cut, old if above else cut, time, labels.crossed[parent] + problem.crossing[cut],
-                 labels.above[parent] + above, parent)
+    new = Labels(
+        cut,
+        old if above else cut,
+        time,
+        labels.crossed[parent] + problem.crossing[cut],
+        labels.above[parent] + above,
+        parent,
+    )
     keep = _slack(relaxation, k + 1, new) > -np.inf
     if np.isfinite(problem.limits[k]):
         share = 1 + problem.aux_budget if problem.has_aux and not above else 1.0
@@ -379,8 +410,7 @@ def _undominated(relaxation: Relaxation, labels: Labels, by_bytes: bool) -> Labe
 Attempt = Callable[[float], Relaxation | None]
 
 
-def minimise(attempt: Attempt, price: Callable[[Found], float],
-             low: float, high: float) -> tuple[Found, float] | None:
+def minimise(attempt: Attempt, price: Callable[[Found], float], low: float, high: float) -> tuple[Found, float] | None:
     """The split of least price, and the largest value proven too small; None if even `high` is.
 
     `attempt(value)` is the relaxation for that value; no split is cheaper than `low`.
@@ -414,8 +444,13 @@ def _climb(attempt: Attempt, lower: float, probe: float, high: float) -> tuple[F
     return outcome.found, lower, failed
 
 
-def _close(attempt: Attempt, price: Callable[[Found], float], best: Found, lower: float, failed: float,
-           ) -> tuple[Found, float]:
+def _close(
+    attempt: Attempt,
+    price: Callable[[Found], float],
+    best: Found,
+    lower: float,
+    failed: float,
+) -> tuple[Found, float]:
     """Bring price and proof together: first by the beams, roughly, then exactly, until they meet or effort runs out."""
     value, effort, descend, unknown = price(best), EFFORT, True, np.inf
     while min(value, unknown) - lower > TOLERANCE * value and effort > 0:

@@ -52,12 +52,12 @@ def patched(listener: Listener) -> Iterator[None]:
 
     def leave(self: torch.autocast, *error: Any) -> Any:
         listener.autocasts.pop()
-        return autocast_exit(self, *error)  # type: ignore[no-untyped-call]
+        return autocast_exit(self, *error)
 
     torch.autocast.__enter__ = enter  # type: ignore[method-assign]
     torch.autocast.__exit__ = leave  # type: ignore[method-assign]
-    nn.Module.__call__ = call  # type: ignore[method-assign, assignment]
-    torch.autograd.Function.apply = classmethod(apply)  # type: ignore[assignment]
+    nn.Module.__call__ = call  # type: ignore[method-assign]
+    torch.autograd.Function.apply = classmethod(apply)
     try:
         yield
     finally:

@@ -374,7 +374,7 @@ def _stand_in(fake: torch.Tensor) -> torch.Tensor:
 
 def _nodes_in(arguments: Any) -> list[fx.Node]:
     found: list[fx.Node] = []
-    fx.map_arg(arguments, lambda node: found.append(node))  # type: ignore[arg-type, func-returns-value]
+    fx.map_arg(arguments, lambda node: found.append(node))
     return found
 
 

@@ -31,7 +31,7 @@ class Shadow:
         self._originals: dict[int, torch.Tensor] = {}
         memo: dict[int, Any] = {}
         for name, tensor in named_tensors(model):
-            if isinstance(tensor, nn.parameter.UninitializedTensorMixin):
+            if torch.nn.parameter.is_lazy(tensor):
                 raise CaptureError(
                     f"{name} is a lazy parameter without a shape; run the model once on a batch, then compile it"
                 )

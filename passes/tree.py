@@ -18,6 +18,7 @@ from typing import Any
 import torch
 import torch.utils._pytree as pytree
 
+NAMED_TUPLE: Any = namedtuple  # what pytree files all named tuples under
 SCALARS = (int, float, complex, bool, str, bytes, type(None), torch.dtype, torch.device, torch.layout)
 
 
@@ -75,11 +76,11 @@ def _open(value: Any) -> tuple[list[Any], Callable[[list[Any]], Any] | None, str
     """Children of a container, a function that remakes it from new children (None for a leaf), and its name."""
     kind = type(value)
     if kind in pytree.SUPPORTED_NODES or _is_namedtuple(value):
-        node = pytree.SUPPORTED_NODES[kind if kind in pytree.SUPPORTED_NODES else namedtuple]
+        node = pytree.SUPPORTED_NODES[kind if kind in pytree.SUPPORTED_NODES else NAMED_TUPLE]
         children, context = node.flatten_fn(value)
-        names = f"{list(value)}" if isinstance(value, dict) else ""
-        return list(children), lambda parts: node.unflatten_fn(parts, context), kind.__name__ + names
-    if isinstance(value, torch.nn.Module) or isinstance(value, type) or callable(value):
+        keys = f"{list(value)}" if isinstance(value, dict) else ""
+        return list(children), lambda parts: node.unflatten_fn(parts, context), kind.__name__ + keys
+    if isinstance(value, (torch.nn.Module, type)) or callable(value):
         return [], None, kind.__name__
     if dataclasses.is_dataclass(value) or (hasattr(value, "__dict__") and _holds_tensor(value, 0)):
         fields = dict(vars(value)) if hasattr(value, "__dict__") else _slots(value)
@@ -93,8 +94,8 @@ def _open(value: Any) -> tuple[list[Any], Callable[[list[Any]], Any] | None, str
 
         return [fields[n] for n in names], make, f"object {kind.__name__}{names}"
     if isinstance(value, dict):  # a dict subclass that nobody registered: rebuild it through its own constructor
-        keys = list(value)
-        return [value[k] for k in keys], lambda parts: kind(zip(keys, parts, strict=True)), f"{kind.__name__}{keys}"
+        order = list(value)
+        return [value[k] for k in order], lambda parts: kind(zip(order, parts, strict=True)), f"{kind.__name__}{order}"
     return [], None, kind.__name__
 
 

@@ -17,7 +17,7 @@ from lpcompile.passes.mutation import INTERNAL
 def rng_state() -> dict[str, Any]:
     """All generators that a forward pass may draw from."""
     state: dict[str, Any] = {"torch": torch.get_rng_state(), "random": random.getstate()}
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
+    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         state["cuda"] = torch.cuda.get_rng_state_all()
     if "numpy" in sys.modules:
         state["numpy"] = sys.modules["numpy"].random.get_state()

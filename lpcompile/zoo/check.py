@@ -156,6 +156,7 @@ def _pipeline(model: nn.Module, inputs: Inputs, K: int) -> str:
 
 def _split_points(model: nn.Module, K: int) -> list[str]:
     """Evenly spaced children of the container with the most parameters below its children."""
+
     def weight(item: tuple[str, nn.Module]) -> int:
         return sum(p.numel() for p in item[1].parameters())
 

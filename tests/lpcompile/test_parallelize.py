@@ -132,7 +132,9 @@ def test_wide_boundaries_are_used_only_where_narrow_ones_do_not_balance():
 
 
 def test_import_is_light():
-    code = "import sys, lpcompile; print([m for m in ('torchvision', 'networkx', 'timm', 'tabulate') if m in sys.modules])"
+    code = (
+        "import sys, lpcompile; print([m for m in ('torchvision', 'networkx', 'timm', 'tabulate') if m in sys.modules])"
+    )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"
 
 

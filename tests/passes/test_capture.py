@@ -63,7 +63,11 @@ def test_names_are_the_models_own():
     model = Net()
     captured = lpcompile.capture(model, torch.randn(2, 3, 8, 8))
     assert set(captured.state_dict()) == set(model.state_dict())
-    assert [n.target for n in captured.graph.nodes if n.op == "call_module"][:3] == ["stem", "blocks.0.conv", "blocks.0.norm"]
+    assert [n.target for n in captured.graph.nodes if n.op == "call_module"][:3] == [
+        "stem",
+        "blocks.0.conv",
+        "blocks.0.norm",
+    ]
     assert captured.get_parameter("blocks.1.conv.weight") is model.blocks[1].conv.weight
 
 

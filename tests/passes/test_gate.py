@@ -35,7 +35,11 @@ def tamper(program, old, new):
 
 @pytest.mark.parametrize(
     "change, what",
-    [(lambda t: t * 1.0000001, "output 0 differs by"), (lambda t: t.detach(), "gradient of"), (lambda t: t[:1], "is torch")],
+    [
+        (lambda t: t * 1.0000001, "output 0 differs by"),
+        (lambda t: t.detach(), "gradient of"),
+        (lambda t: t[:1], "is torch"),
+    ],
 )
 def test_a_tampered_program_is_refused_with_what_differs(change, what):
     model, x = make(), torch.randn(3, 4)

@@ -15,17 +15,27 @@ from lpcompile.passes.cost import Profile, UnitCost
 from lpcompile.passes.partition import METHODS, Link, Pins, auto_stages, evaluate, partition
 
 
-def profile_of(work: list[float], *, names: list[str] | None = None, sizes: list[int] | None = None,
-               loss: float = 0.0, parameter_bytes: int = 100) -> Profile:
+def profile_of(
+    work: list[float],
+    *,
+    names: list[str] | None = None,
+    sizes: list[int] | None = None,
+    loss: float = 0.0,
+    parameter_bytes: int = 100,
+) -> Profile:
     """Units with a third of their work forward, two thirds backward."""
     names, sizes = names or [f"layer{at}" for at in range(len(work))], sizes or [10] * len(work)
-    units = tuple(UnitCost(name, cost / 3, cost * 2 / 3, parameter_bytes=parameter_bytes, output_bytes=size)
-                  for name, cost, size in zip(names, work, sizes, strict=True))
+    units = tuple(
+        UnitCost(name, cost / 3, cost * 2 / 3, parameter_bytes=parameter_bytes, output_bytes=size)
+        for name, cost, size in zip(names, work, sizes, strict=True)
+    )
     return Profile(units, cost="flops", device="cpu", loss=loss)
 
 
-RESNET = profile_of([2, 3, 3, 4, 4, 5, 5, 1],
-                    names=["stem", "layer1.0", "layer1.1", "layer2.0", "layer2.1", "layer3.0", "layer3.1", "head"])
+RESNET = profile_of(
+    [2, 3, 3, 4, 4, 5, 5, 1],
+    names=["stem", "layer1.0", "layer1.1", "layer2.0", "layer2.1", "layer3.0", "layer3.1", "head"],
+)
 
 
 def test_a_method_without_auxnets_gets_the_balanced_split() -> None:
@@ -106,8 +116,11 @@ def test_evaluate_refuses_what_is_no_split(cuts: list[int], hosts: list[int] | N
 
 
 def test_memory_moves_cuts_and_the_error_names_the_limit_that_works() -> None:
-    heavy = Profile(tuple(replace(u, parameter_bytes=1000 if at < 2 else 10)
-                          for at, u in enumerate(profile_of([1.0] * 8).units)), "flops", "cpu")
+    heavy = Profile(
+        tuple(replace(u, parameter_bytes=1000 if at < 2 else 10) for at, u in enumerate(profile_of([1.0] * 8).units)),
+        "flops",
+        "cpu",
+    )
     assert partition(heavy, 2, method="bp").cuts == (4,)
     assert partition(heavy, 2, method="bp", memory_limit=3500).cuts == (1,)
     # units 1 to 7: 3 x (1000 + 6 x 10) of state and 10 that come in
@@ -116,26 +129,30 @@ def test_memory_moves_cuts_and_the_error_names_the_limit_that_works() -> None:
     assert max(partition(heavy, 2, method="bp", memory_limit=3190).memory) == 3190
 
 
-@pytest.mark.parametrize(("K", "options", "error", "message"), [
-    (0, {}, UsageError, r"K=0 is no number of stages"),
-    (True, {}, UsageError, r"K=True is no number"),
-    (2.0, {}, UsageError, r"K=2.0 is no number"),
-    (9, {}, PlanError, r"has 8 units between legal cuts, so at most 8 stages; ask for K<=8"),
-    (2, {"method": "multiplyer"}, UsageError, r"did you mean 'multiplier'\? There are penalty, .*dgl-async"),
-    (2, {"aux_budget": 1.5}, UsageError, r"aux_budget=1.5 .* from 0 to 1"),
-    (2, {"aux_budget": math.nan}, UsageError, r"aux_budget=nan"),
-    (2, {"speeds": [1.0]}, UsageError, r"must be 2 positive numbers"),
-    (2, {"speeds": [1.0, 0.0]}, UsageError, r"must be 2 positive numbers"),
-    (2, {"memory_limit": [1e9]}, UsageError, r"one positive number of bytes, or 2"),
-    (2, {"memory_limit": -1}, UsageError, r"one positive number of bytes, or 2"),
-    (2, {"pins": {"cut": ["layer9"]}}, PlanError, r"no unit has that name or prefix. The closest are 'layer"),
-    (2, {"pins": {"cuts": []}}, UsageError, r"unknown keys \['cuts'\]"),
-    (2, {"pins": {"cut": ["stem", "layer1"]}}, PlanError, r"force 2 cuts .* Ask for 3 <= K <= 8"),
-    (4, {"pins": {"together": [["stem", "layer3"]]}}, PlanError, r"leave 1 possible, and K=4 needs 3"),
-    (2, {"pins": {"cut": ["layer1.0"], "together": ["layer1"]}}, PlanError, r"after unit 'layer1.0'"),
-])
+@pytest.mark.parametrize(
+    ("K", "options", "error", "message"),
+    [
+        (0, {}, UsageError, r"K=0 is no number of stages"),
+        (True, {}, UsageError, r"K=True is no number"),
+        (2.0, {}, UsageError, r"K=2.0 is no number"),
+        (9, {}, PlanError, r"has 8 units between legal cuts, so at most 8 stages; ask for K<=8"),
+        (2, {"method": "multiplyer"}, UsageError, r"did you mean 'multiplier'\? There are penalty, .*dgl-async"),
+        (2, {"aux_budget": 1.5}, UsageError, r"aux_budget=1.5 .* from 0 to 1"),
+        (2, {"aux_budget": math.nan}, UsageError, r"aux_budget=nan"),
+        (2, {"speeds": [1.0]}, UsageError, r"must be 2 positive numbers"),
+        (2, {"speeds": [1.0, 0.0]}, UsageError, r"must be 2 positive numbers"),
+        (2, {"memory_limit": [1e9]}, UsageError, r"one positive number of bytes, or 2"),
+        (2, {"memory_limit": -1}, UsageError, r"one positive number of bytes, or 2"),
+        (2, {"pins": {"cut": ["layer9"]}}, PlanError, r"no unit has that name or prefix. The closest are 'layer"),
+        (2, {"pins": {"cuts": []}}, UsageError, r"unknown keys \['cuts'\]"),
+        (2, {"pins": {"cut": ["stem", "layer1"]}}, PlanError, r"force 2 cuts .* Ask for 3 <= K <= 8"),
+        (4, {"pins": {"together": [["stem", "layer3"]]}}, PlanError, r"leave 1 possible, and K=4 needs 3"),
+        (2, {"pins": {"cut": ["layer1.0"], "together": ["layer1"]}}, PlanError, r"after unit 'layer1.0'"),
+    ],
+)
 def test_errors_say_the_fact_and_the_remedy(
-        K: Any, options: dict[str, Any], error: type[Exception], message: str) -> None:
+    K: Any, options: dict[str, Any], error: type[Exception], message: str
+) -> None:
     with pytest.raises(error, match=message):
         partition(RESNET, K, **options)
 

@@ -21,11 +21,12 @@ import torch.nn.functional as F
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 IMAGE, TOKENS, VOCABULARY, CONDITION, HEADS = 8, 5, 11, 3, 2
 WIDTHS = (4, 6, 8)
-# Names that fx.GraphModule or Program also use for something of their own.
-ODD_NAMES = ("stages", "lam", "plan", "module", "captured", "meta")
+# Names that a stage or a Program also uses for something of its own.
+ODD_NAMES = ("meta", "stages", "lam", "plan", "module", "captured")
 
 
 def examples(count: int) -> settings:
@@ -79,7 +80,8 @@ class Attention(_Printed):
 
 @dataclass(frozen=True, repr=False)
 class Concatenate(_Printed):
-    """`dense`: cat(x, f(x)). `branches`: two layers side by side, concatenated, projected, added."""
+    """`dense`: cat(x, f(x)). `list`: the same twice, from a list of features. `branches`: two layers side by side,
+    projected and added. `halves`: half of the channels is changed by the other half."""
 
     kind: str = "dense"
 
@@ -107,7 +109,7 @@ class Write(_Printed):
 
 @dataclass(frozen=True, repr=False)
 class Layer(_Printed):
-    """One layer of torch.nn that is a whole block: an encoder layer, a GRU, pooling, or a parameter-free no_grad."""
+    """A layer of torch.nn as a block (encoder, GRU, pooling), or one layer used in an unusual way."""
 
     kind: str = "encoder"
 
@@ -148,14 +150,15 @@ class Recipe(_Printed):
     inputs: tuple[str, ...] = ()  # of "condition" (B, 3), "gain" (4,) and "mask" (B, 5)
     style: str = "positional"  # how the inputs are passed
     early: tuple[int, ...] = ()  # an output is taken after these blocks
-    early_head: bool = False
+    early_form: str = "stream"  # the stream itself, a view of it, or a small head's result
     output: str = "tensor"
     echo: str = "none"  # what else is returned: an input, a buffer or the argmax
     tied: bool = False  # the last parameter of some shape is the first of that shape
     alias: bool = False  # the first block has a second name
     frozen: bool = False  # the stem is not trained
-    odd_names: bool = False
+    name: str = "block0"  # what the first block is called
     eval_block: bool = False  # the user has put the first block into eval mode
+    input_gradient: bool = False
 
     def build(self, seed: int = 0) -> nn.Module:
         with torch.random.fork_rng(devices=[]):
@@ -179,6 +182,7 @@ class Recipe(_Printed):
                 "gain": torch.rand(4) + 0.5,
                 "mask": torch.rand(batch, TOKENS) < 0.3,
             }
+        made["x"].requires_grad_(self.input_gradient)
         made["mask"][:, 0] = False  # a row that is masked everywhere gives nan
         tensors = {name: made[name] for name in ("x", *self.inputs)}
         if self.style == "mapping":
@@ -397,18 +401,30 @@ class AttentionBlock(Block):
 class ConcatenateBlock(Block):
     def __init__(self, recipe: Concatenate, shape: Shape) -> None:
         super().__init__()
-        self.dense, self.dim = recipe.kind == "dense" and shape.width <= 12, shape.dim
-        self.left = layer(shape, 2)
-        if self.dense:
-            self.shape = replace(shape, width=shape.width + 2)
+        self.kind, self.dim, self.half, self.shape = recipe.kind, shape.dim, shape.width // 2, shape
+        if self.kind in ("dense", "list") and shape.width > 10:
+            self.kind = "halves"
+        if self.kind == "halves":
+            self.left: Any = layer(replace(shape, width=shape.width - self.half), self.half)
+        elif self.kind == "branches":
+            self.left, self.right = layer(shape, 2), layer(shape, 2, kernel=1)
+            self.join = layer(replace(shape, width=4), shape.width, kernel=1)
         else:
-            self.right, self.join = layer(shape, 2, kernel=1), layer(replace(shape, width=4), shape.width, kernel=1)
-            self.shape = shape
+            widths = [shape.width, shape.width + 2] if self.kind == "list" else [shape.width]
+            self.left = nn.ModuleList(layer(replace(shape, width=w), 2) for w in widths)
+            self.shape = replace(shape, width=widths[-1] + 2)
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.dense:
-            return torch.cat([x, self.left(F.relu(x))], self.dim)
-        return x + self.join(torch.cat((self.left(x).tanh(), self.right(x).sigmoid()), dim=self.dim))
+        if self.kind == "halves":
+            left = x.narrow(self.dim, 0, self.half)
+            right = x.narrow(self.dim, self.half, x.shape[self.dim] - self.half)
+            return torch.cat([left + self.left(right).tanh(), right], self.dim)
+        if self.kind == "branches":
+            return x + self.join(torch.cat((self.left(x).tanh(), self.right(x).sigmoid()), dim=self.dim))
+        features = [x]
+        for inner in self.left:
+            features.append(inner(F.relu(torch.cat(features, self.dim))))
+        return torch.cat(features, self.dim)
 
 
 class GateBlock(Block):
@@ -479,6 +495,18 @@ class WriteBlock(Block):
         return x + out
 
 
+class StraightThrough(torch.autograd.Function):
+    """sign(x) with the gradient of x."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return torch.sign(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient * 0.5
+
+
 class LayerBlock(Block):
     def __init__(self, recipe: Layer, shape: Shape) -> None:
         super().__init__()
@@ -496,17 +524,47 @@ class LayerBlock(Block):
             self.shape = replace(shape, size=shape.size // 2)
         else:
             self.inner = layer(shape, shape.width)
+        if self.kind == "weight norm":
+            self.inner = nn.utils.parametrizations.weight_norm(self.inner)
+        if self.kind == "quantise":
+            self.codes = nn.Embedding(shape.width, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.kind == "gru":
-            return x + self.inner(x)[0]
-        if self.kind == "detached":
-            return x + self.inner(x.detach())
-        if self.kind == "no_grad":
-            with torch.no_grad():
-                scale = self.inner(x).abs().mean()
-            return self.inner(x) / (1 + scale) + x
-        return self.inner(x)
+        if self.kind in ("encoder", "pool"):
+            return self.inner(x)
+        out = getattr(self, f"_{self.kind.replace(' ', '_')}", self.inner)(x)
+        return x + out
+
+    def _gru(self, x: Tensor) -> Tensor:
+        return self.inner(x)[0]
+
+    def _detached(self, x: Tensor) -> Tensor:
+        return self.inner(x.detach())
+
+    def _no_grad(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            scale = self.inner(x).abs().mean()
+        return self.inner(x) / (1 + scale)
+
+    def _autocast(self, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return self.inner(x)
+
+    def _checkpoint(self, x: Tensor) -> Tensor:
+        return checkpoint(lambda t: F.gelu(self.inner(t)), x, use_reentrant=False)
+
+    def _function(self, x: Tensor) -> Tensor:
+        return self.inner(StraightThrough.apply(x))
+
+    def _double(self, x: Tensor) -> Tensor:
+        return self.inner((x.double() * 0.3).float())
+
+    def _fourier(self, x: Tensor) -> Tensor:
+        return torch.fft.irfft(torch.fft.rfft(self.inner(x)) * 0.5, n=x.shape[-1])
+
+    def _quantise(self, x: Tensor) -> Tensor:
+        places = self.inner(x).argmax(self.shape.dim)
+        return self.codes(places).movedim(-1, self.shape.dim)
 
 
 def run(block: nn.Module, x: Tensor, extras: Mapping[str, Tensor]) -> Tensor:
@@ -621,12 +679,12 @@ class RandomModel(nn.Module):
         self.names = []
         for i, item in enumerate(recipe.body):
             block, shape = make(item, shapes[-1])
-            self.names.append(ODD_NAMES[i % len(ODD_NAMES)] if recipe.odd_names else f"block{i}")
+            self.names.append(f"block{i}" if i else recipe.name)
             self.add_module(self.names[-1], block)
             blocks.append(block)
             shapes.append(shape)
         self.taps = sorted({i % len(blocks) for i in recipe.early}) if blocks else []
-        if recipe.early_head:
+        if recipe.early_form == "head":
             self.early_heads = nn.ModuleList(nn.Linear(shapes[i + 1].width, 2) for i in self.taps)
         if recipe.head == "pool":
             self.head = nn.Linear(shapes[-1].width, 3)
@@ -652,13 +710,18 @@ class RandomModel(nn.Module):
     def pooled(self, x: Tensor) -> Tensor:
         return x.mean((2, 3) if self.image else 1)
 
+    def tapped(self, x: Tensor, i: int) -> Tensor:
+        if self.recipe.early_form == "head":
+            return self.early_heads[i](self.pooled(x))
+        return x.flatten(1) if self.recipe.early_form == "view" else x
+
     def compute(self, x: Tensor, extras: dict[str, Tensor]) -> Any:
         given, early = x, []
         x = self.stem(x)
         for i, name in enumerate(self.names):
             x = run(self._modules[name], x, extras)  # type: ignore[arg-type]
             if i in self.taps:
-                early.append(self.early_heads[len(early)](self.pooled(x)) if self.recipe.early_head else x)
+                early.append(self.tapped(x, len(early)))
         if self.recipe.head == "pool":
             x = self.head(self.pooled(x))
         elif self.tie_words:
@@ -704,6 +767,8 @@ def one_of(*choices: Any) -> st.SearchStrategy[Any]:
     return st.sampled_from(choices)
 
 
+LAYERS = ("encoder", "gru", "pool", "detached", "no_grad", "autocast", "checkpoint", "function", "weight norm",
+          "double", "fourier", "quantise")  # fmt: skip
 residuals = st.builds(
     Residual,
     width=one_of(0, *WIDTHS),
@@ -724,11 +789,11 @@ attentions = st.builds(
     norm_first=one_of(True, False),
 )
 others = st.one_of(
-    st.builds(Concatenate, one_of("dense", "branches")),
+    st.builds(Concatenate, one_of("dense", "branches", "list", "halves")),
     st.builds(Gate, one_of("self", "condition", "gain")),
     st.builds(State, one_of("buffer", "scratch", "parameter", "parameter inplace", "count", "running")),
     st.builds(Write, one_of("arithmetic", "slice", "view", "zeros", "stream")),
-    st.builds(Layer, one_of("encoder", "gru", "pool", "detached", "no_grad")),
+    st.builds(Layer, one_of(*LAYERS)),
 )
 simple_blocks = st.one_of(residuals, attentions, others)
 
@@ -761,12 +826,13 @@ def recipes(draw: st.DrawFn, max_blocks: int = 4) -> Recipe:
         inputs=tuple(sorted(inputs)),
         style=draw(one_of("positional", "keyword", "mapping")),
         early=tuple(draw(st.lists(one_of(0, 1, 2), unique=True, max_size=2))) if draw(one_of(False, True)) else (),
-        early_head=draw(st.booleans()),
+        early_form=draw(one_of("stream", "head", "view")),
         output=draw(one_of("tensor", "tuple", "dict", "dataclass", "namedtuple")),
         echo=draw(one_of("none", "none", "input", "buffer", "argmax")),
         tied=draw(one_of(False, False, True)),
         alias=draw(one_of(False, False, True)),
         frozen=draw(one_of(False, False, True)),
-        odd_names=draw(one_of(False, False, True)),
+        name=draw(one_of("block0", "block0", *ODD_NAMES)),
         eval_block=draw(one_of(False, False, False, True)),
+        input_gradient=kind != "words" and draw(one_of(False, False, True)),
     )

@@ -223,3 +223,27 @@ def test_auto_is_the_smallest_stage_count_within_tolerance(
     good = [split.K for split in every if split.step <= min(s.step for s in every) * (1 + tolerance)]
     chosen = auto_stages(profile, limit=4, tolerance=tolerance, **options)
     assert min(good) == chosen.K
+
+
+@pytest.mark.parametrize("seed", range(0, 60, 10))
+def test_dropping_beaten_labels_changes_no_optimum(seed: int) -> None:
+    """Too large for brute force: the exact search with and without `_unbeaten`, on speeds and messages that tempt."""
+    for each in range(seed, seed + 10):
+        random = np.random.default_rng(each)
+        size, K = int(random.integers(15, 60)), int(random.integers(3, 9))
+        work = random.random(size) + 0.05
+        forward = work * random.random(size)
+        units = tuple(UnitCost(f"u{at}", float(f), float(w - f), output_bytes=int(random.integers(0, 4000)))
+                      for at, (f, w) in enumerate(zip(forward, work, strict=True)))
+        profile = Profile(units, cost="flops", device="cpu")
+        link = Link(4000 / (work.sum() / K * random.choice([0.1, 0.4])))
+        speeds = [float(speed) for speed in random.choice([1.0, 1.0, 2.0], K)]
+        steps = []
+        for worthwhile in (0, 10**12):
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(partition_search, "BEAMS", (1,))
+                patch.setattr(partition_search, "WORTHWHILE", worthwhile)
+                split = partition(profile, K, method="penalty", aux_budget=0.3, link=link, speeds=speeds)
+            assert split.gap < 2e-9
+            steps.append(split.step)
+        assert steps[0] == pytest.approx(steps[1], rel=2e-9)

@@ -89,20 +89,28 @@ def pulls(outputs: Sequence[Tensor]) -> list[Tensor]:
 def serial_step(model: nn.Module, call: Call, seed: int) -> Step:
     """Forward and backward of anything that is called like the model."""
     model.zero_grad(set_to_none=True)
+    call = copy.deepcopy(call)  # a model may write into its inputs
     torch.manual_seed(seed)
     value = model(*call.args, **call.kwargs)
     outputs = tensors_in(value)
     trained = [(t, pull) for t, pull in zip(outputs, pulls(outputs), strict=True) if t.requires_grad]
     if trained:
         torch.autograd.backward([t for t, _ in trained], [pull for _, pull in trained])
-    gradients = {name: p.grad for name, p in model.named_parameters()}
-    return Step(structure_of(value), results(model, outputs, gradients))
+    gradients = {name: p.grad for name, p in (*model.named_parameters(), *named_inputs(call))}
+    return Step(structure_of(value), results(model, call, outputs, gradients))
 
 
-def results(model: nn.Module, outputs: Sequence[Tensor], gradients: dict[str, Tensor | None]) -> dict[str, Any]:
+def named_inputs(call: Call) -> list[tuple[str, Tensor]]:
+    return [(f"input {i}", t) for i, t in enumerate(tensors_in((call.args, call.kwargs)))]
+
+
+def results(
+    model: nn.Module, call: Call, outputs: Sequence[Tensor], gradients: dict[str, Tensor | None]
+) -> dict[str, Tensor | None]:
     found: dict[str, Tensor | None] = {f"output {i}": t.detach().clone() for i, t in enumerate(outputs)}
     found |= {f"gradient of {name}": None if g is None else g.clone() for name, g in gradients.items()}
     found |= {f"buffer {name}": b.clone() for name, b in model.named_buffers()}
+    found |= {f"{name} afterwards": t.detach().clone() for name, t in named_inputs(call)}
     return found | {"generator": torch.get_rng_state()}
 
 
@@ -189,10 +197,12 @@ def test_stages_cut_apart_give_the_models_gradients(recipe: Recipe, K: int, batc
 def rounds_alike(program: Program) -> bool:
     """Whether gradients are added up in the order of the serial backward.
 
-    They are not where a parameter has uses in several stages, or where an early output pulls at what a boundary also
-    carries.
+    They are not where a parameter or an input has uses in several stages, or where an early output pulls at what a
+    boundary also carries.
     """
-    return not program.plan.tied and not any(stage_io(stage).outputs for stage in program.stages[:-1])
+    inputs = [i for stage in program.stages for i in stage_io(stage).inputs]
+    early = any(stage_io(stage).outputs for stage in program.stages[:-1])
+    return not program.plan.tied and len(set(inputs)) == len(inputs) and not early
 
 
 def run_apart(stages: Sequence[Stage], tensors: Sequence[Tensor]) -> tuple[list[Any], list[Any]]:
@@ -214,8 +224,9 @@ def run_apart(stages: Sequence[Stage], tensors: Sequence[Tensor]) -> tuple[list[
 
 
 def step_by_hand(program: Program, call: Call, seed: int) -> Step:
-    torch.manual_seed(seed)
+    call = copy.deepcopy(call)
     tensors = tensors_in((call.args, call.kwargs))
+    torch.manual_seed(seed)
     outputs, tape = run_apart(program.stages, tensors)
     pull = pulls(outputs)
     total: dict[int, Tensor] = {}
@@ -223,7 +234,8 @@ def step_by_hand(program: Program, call: Call, seed: int) -> Step:
     for stage, (lams, boundary, made) in reversed(list(zip(program.stages, tape, strict=True))):
         roots = [*zip(boundary, passed, strict=True), *((outputs[i], pull[i]) for i in made)]
         roots = [(t, g) for t, g in roots if t.requires_grad and g is not None]
-        parameters = [p for p in stage.parameters() if p.requires_grad]
+        own = [*(tensors[i] for i in stage_io(stage).inputs), *stage.parameters()]
+        parameters = [t for t in own if t.requires_grad]
         wanted = [*(t for t in lams if t.requires_grad), *parameters]
         gradients: Sequence[Tensor | None] = [None] * len(wanted)
         if roots and wanted:
@@ -233,8 +245,8 @@ def step_by_hand(program: Program, call: Call, seed: int) -> Step:
         for parameter, gradient in zip(parameters, given_back, strict=True):
             if gradient is not None:
                 total[id(parameter)] = total[id(parameter)] + gradient if id(parameter) in total else gradient
-    gradients_by_name = {name: total.get(id(p)) for name, p in program.module.named_parameters()}
-    return Step("", results(program.module, outputs, gradients_by_name))
+    named = (*program.module.named_parameters(), *named_inputs(call))
+    return Step("", results(program.module, call, outputs, {name: total.get(id(t)) for name, t in named}))
 
 
 @examples(20)
@@ -352,6 +364,7 @@ def copy_buffers(source: nn.Module, target: nn.Module) -> None:
 
 def forward_bits(runs: nn.Module | Sequence[Stage], call: Call) -> list[Any]:
     """Outputs, and the generator afterwards, of a model or of stages run apart."""
+    call = copy.deepcopy(call)
     torch.manual_seed(5)
     if isinstance(runs, nn.Module):
         outputs = tensors_in(runs(*call.args, **call.kwargs))
