@@ -18,7 +18,8 @@ import numpy as np
 
 from lpcompile.errors import PlanError, UsageError
 from lpcompile.passes.cost import Profile
-from lpcompile.passes.partition_search import BEAMS, EFFORT, Found, Problem, Relaxation, decide, minimise, relax, search
+from lpcompile.passes.partition_bound import Found, Problem, Relaxation, relax
+from lpcompile.passes.partition_search import BEAMS, EFFORT, decide, minimise, search
 
 CHAIN_METHODS = ("penalty", "lagrangian")  # lambda_k arrives through the chain of AuxNets, within the step
 SKEWED_METHODS = ("multiplier",)  # lambda_k was made a slot before: AuxNets cost work, but nobody waits for them
@@ -346,7 +347,8 @@ def _check(
     if len(units) < K:
         raise PlanError(
             f"the model has {len(units)} units between legal cuts, so at most {len(units)} stages; "
-            f"ask for K<={len(units)}, not K={K}."
+            f"ask for K<={len(units)}, not K={K}.",
+            most=len(units),
         )
     if not 0 <= aux_budget <= 1:
         raise UsageError(f"aux_budget={aux_budget!r} is no share of a stage: give a number from 0 to 1.")

@@ -12,10 +12,10 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from lpcompile.errors import PlanError
-from lpcompile.passes import partition_search
+from lpcompile.passes import partition_bound, partition_search
 from lpcompile.passes.cost import Profile, UnitCost
 from lpcompile.passes.partition import Link, Partition, Pins, _problem, auto_stages, evaluate, partition
-from lpcompile.passes.partition_search import Problem, Relaxation, Window
+from lpcompile.passes.partition_bound import Problem, Relaxation, Window
 
 # A few round values make ties, zero-cost units and equal messages common.
 MS = st.one_of(st.sampled_from([0.0, 1.0, 2.0, 7.5]), st.floats(0.01, 10))
@@ -179,7 +179,7 @@ def unbounded(problem: Problem, T: float) -> Relaxation:
     fence = np.full(size, size)
     every = np.full(size, T)
     windows = [Window(0, every, every, np.full(size, np.inf)) for _ in range(K - 1)]
-    return Relaxation(allowed, T, fence, [*windows, partition_search._last(allowed, fence, T, slice(0, size))])
+    return Relaxation(allowed, T, fence, [*windows, partition_bound._last(allowed, fence, T, slice(0, size))])
 
 
 @settings(max_examples=200, deadline=None)
