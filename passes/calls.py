@@ -20,6 +20,9 @@ class Call:
         self.__name__ = self.__qualname__ = f"{type(self).__name__}_{inner}"
         self.__module__ = "lpcompile.passes.calls"
 
+    def __repr__(self) -> str:
+        return self.__name__
+
     def __eq__(self, other: object) -> bool:
         return type(self) is type(other) and vars(self) == vars(other)
 
@@ -49,6 +52,17 @@ class Autocast(Call):
             for device_type, dtype, enabled, cache in self.details:
                 stack.enter_context(torch.autocast(device_type, dtype, enabled, cache))
             return self.function(*args, **kwargs)
+
+
+class Script(Call):
+    """Call a TorchScript function, whose inside Python does not see."""
+
+    def __init__(self, function: Any) -> None:
+        super().__init__(function)
+        self.__name__ = self.__qualname__ = f"Script_{function.name}"
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(*args, **kwargs)
 
 
 class Apply(Call):

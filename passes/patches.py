@@ -15,6 +15,7 @@ class Listener(Protocol):
     autocasts: list[tuple[str, torch.dtype, bool, bool]]
 
     def module_called(self, module: nn.Module, call: Callable[[], Any], args: Any, kwargs: Any) -> Any: ...
+    def script_called(self, function: Any, call: Callable[[], Any], args: Any, kwargs: Any) -> Any: ...
     def function_applied(self, function: type[torch.autograd.Function], args: Any, kwargs: Any) -> Any: ...
 
 
@@ -43,6 +44,13 @@ def patched(listener: Listener) -> Iterator[None]:
         finally:
             inside = False
 
+    script_call = torch.jit.ScriptFunction.__call__
+
+    def scripted(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if threading.get_ident() != thread:
+            return script_call(self, *args, **kwargs)
+        return listener.script_called(self, lambda: script_call(self, *args, **kwargs), args, kwargs)
+
     autocast_enter, autocast_exit = torch.autocast.__enter__, torch.autocast.__exit__
 
     def enter(self: torch.autocast) -> Any:
@@ -56,6 +64,7 @@ def patched(listener: Listener) -> Iterator[None]:
 
     torch.autocast.__enter__ = enter  # type: ignore[method-assign]
     torch.autocast.__exit__ = leave  # type: ignore[method-assign]
+    torch.jit.ScriptFunction.__call__ = scripted  # type: ignore[method-assign]
     nn.Module.__call__ = call  # type: ignore[method-assign]
     torch.autograd.Function.apply = classmethod(apply)
     try:
@@ -63,5 +72,6 @@ def patched(listener: Listener) -> Iterator[None]:
     finally:
         torch.autocast.__enter__ = autocast_enter  # type: ignore[method-assign]
         torch.autocast.__exit__ = autocast_exit  # type: ignore[method-assign]
+        torch.jit.ScriptFunction.__call__ = script_call  # type: ignore[method-assign]
         nn.Module.__call__ = module_call  # type: ignore[method-assign]
         torch.autograd.Function.apply = function_apply

@@ -22,7 +22,7 @@ from torch import fx, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 
-from lpcompile.passes.calls import Apply, Autocast, NoGrad, call_method, call_module
+from lpcompile.passes.calls import Apply, Autocast, NoGrad, Script, call_method, call_module
 from lpcompile.passes.leaves import is_leaf
 from lpcompile.passes.observer import Observation, Observer, storage_key
 from lpcompile.passes.patches import patched
@@ -172,6 +172,14 @@ class Recorder(TorchFunctionMode):
             return args[0](*args[2:])
         out, seen = self._observe(lambda: call(*args, **kwargs))
         self._emit("call_function", call, args, kwargs, out, seen)
+        return out
+
+    def script_called(self, function: Any, call: Callable[[], Any], args: Any, kwargs: Any) -> Any:
+        """A TorchScript function is one node: its executor runs other operators the second time than the first."""
+        if self._paused:
+            return call()
+        out, seen = self._observe(call)
+        self._emit("call_function", Script(function), args, kwargs, out, seen)
         return out
 
     def _observe(self, call: Callable[[], Any]) -> tuple[Any, Observation]:

@@ -26,7 +26,7 @@ from torch.utils.checkpoint import checkpoint
 IMAGE, TOKENS, VOCABULARY, CONDITION, HEADS = 8, 5, 11, 3, 2
 WIDTHS = (4, 6, 8)
 # Names that a stage or a Program also uses for something of its own.
-ODD_NAMES = ("meta", "stages", "lam", "plan", "module", "captured")
+ODD_NAMES = ("stages", "lam", "plan", "module", "captured")
 
 
 def examples(count: int) -> settings:
@@ -147,7 +147,8 @@ class Recipe(_Printed):
     width: int = 4
     stem: bool = True  # without one the blocks work on the input itself
     head: str = "pool"
-    inputs: tuple[str, ...] = ()  # of "condition" (B, 3), "gain" (4,) and "mask" (B, 5)
+    inputs: tuple[str, ...] = ()  # of "condition" (B, 3), "gain" (one dimension, no batch) and "mask" (B, 5)
+    gain: int = 7
     style: str = "positional"  # how the inputs are passed
     early: tuple[int, ...] = ()  # an output is taken after these blocks
     early_form: str = "stream"  # the stream itself, a view of it, or a small head's result
@@ -179,7 +180,7 @@ class Recipe(_Printed):
                     "words": torch.randint(0, VOCABULARY, (batch, TOKENS)),
                 }[self.kind],
                 "condition": torch.randn(batch, CONDITION),
-                "gain": torch.rand(4) + 0.5,
+                "gain": torch.rand(self.gain) + 0.5,
                 "mask": torch.rand(batch, TOKENS) < 0.3,
             }
         made["x"].requires_grad_(self.input_gradient)
@@ -227,8 +228,17 @@ def layer(shape: Shape, width: int, stride: int = 1, kernel: int = 3, bias: bool
 class TokenBatchNorm(nn.BatchNorm1d):
     """Batch norm over (batch, token, channel)."""
 
+    view = False
+
     def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x.transpose(1, 2)).transpose(1, 2)
+        out = super().forward(x.transpose(1, 2)).transpose(1, 2)
+        return out if self.view else out.contiguous()
+
+
+class TokenBatchNormView(TokenBatchNorm):
+    """The same, but what it returns is a view: writing into it in place goes through its base."""
+
+    view = True
 
 
 def normalisation(shape: Shape, kind: str) -> nn.Module:
@@ -236,6 +246,8 @@ def normalisation(shape: Shape, kind: str) -> nn.Module:
         return nn.Identity()
     if kind == "batch":
         return nn.BatchNorm2d(shape.width) if shape.image else TokenBatchNorm(shape.width)
+    if kind == "batch view" and not shape.image:
+        return TokenBatchNormView(shape.width)
     if shape.image:
         return nn.GroupNorm(2 if kind == "group" else 1, shape.width)
     return nn.LayerNorm(shape.width)
@@ -395,7 +407,7 @@ class AttentionBlock(Block):
             tokens = tokens + self.attend(self.norm(tokens), mask)
         else:
             tokens = self.norm(tokens + self.attend(tokens, mask))
-        return tokens.transpose(1, 2).reshape(x.shape) if self.shape.image else tokens
+        return tokens.transpose(1, 2).reshape(x.shape).contiguous() if self.shape.image else tokens
 
 
 class ConcatenateBlock(Block):
@@ -701,7 +713,7 @@ class RandomModel(nn.Module):
         """Make the last weight of some shape the first weight of that shape."""
         owners: dict[tuple[int, ...], list[nn.Module]] = {}
         for module in self.modules():
-            if isinstance(module, (nn.Linear, nn.Conv2d)) and module.weight.requires_grad:
+            if type(module) in (nn.Linear, nn.Conv2d) and module.weight.requires_grad:
                 owners.setdefault(tuple(module.weight.shape), []).append(module)
         first, *_, last = max(owners.values(), key=len, default=[self, self]) * 2
         if first is not last:
