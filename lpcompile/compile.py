@@ -16,7 +16,7 @@ from lpcompile.passes.cost import Profile
 from lpcompile.passes.cuts import Cut, cuts, state_uses
 from lpcompile.passes.flops import flops_profile
 from lpcompile.passes.gate import gate, staged
-from lpcompile.passes.liveness import Liveness
+from lpcompile.passes.liveness import liveness
 from lpcompile.passes.measure import Progress
 from lpcompile.passes.partition import Link, Partition, Pins, auto_stages, partition
 from lpcompile.passes.profile import SOURCES, profile
@@ -112,6 +112,10 @@ def parallelize(
         raise UsageError(f"cost={cost!r} is not one of {', '.join(SOURCES)}")
     if not (K == "auto" or (isinstance(K, int) and not isinstance(K, bool) and K >= 1)):
         raise UsageError(f"K={K!r} is neither a number of stages (1 or more) nor 'auto'")
+    if not (max_width == "auto" or (isinstance(max_width, int) and max_width >= 1)):
+        raise UsageError(f"max_width={max_width!r} is neither a number of tensors (1 or more) nor 'auto'")
+    if threads is not None and (not isinstance(threads, int) or threads < 1):
+        raise UsageError(f"threads={threads!r} is not a number of threads (1 or more)")
     if not isinstance(model, nn.Module):
         raise UsageError(f"expected a torch.nn.Module, got {type(model).__name__}; pass the model itself")
     options = Options(K, cost, method, aux_budget, memory_limit, pins, speeds, link, tied, max_width, leaf,
@@ -124,7 +128,7 @@ def parallelize(
         again: dict[str, Any] = {} if stages is None else {"K": stages, "cost": "flops"}
         return compile_(model, args, kwargs, replace(options, **again))
 
-    program = Program(model, compile_call)
+    program = Program(model, compile_call, lambda args, kwargs: _capture(model, args, kwargs, options))
     if example_inputs is None and not example_kwargs:
         return program
     args, kwargs = example_call(model, example_inputs, example_kwargs)
@@ -133,8 +137,17 @@ def parallelize(
 
 def compile_(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], options: Options) -> Compiled:
     """capture → cuts → units → profile → partition → split → gate."""
-    captured = capture(model, args, kwargs, leaf=options.leaf, concrete_args=options.concrete_args,
-                       front_end=options.front_end)  # fmt: skip
+    with torch.inference_mode(False), torch.enable_grad():
+        return _compile(model, args, kwargs, options)
+
+
+def _capture(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], options: Options) -> Captured:
+    return capture(model, args, kwargs, leaf=options.leaf, concrete_args=options.concrete_args,
+                   front_end=options.front_end)  # fmt: skip
+
+
+def _compile(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], options: Options) -> Compiled:
+    captured = _capture(model, args, kwargs, options)
     tensors = captured._lp.signature.flat(args, {**kwargs, **(options.concrete_args or {})})
     found, width = choose_units(captured, options)
     costs = profile(captured, found, tensors, cost=options.cost, threads=options.threads, cache=options.cache,
@@ -230,7 +243,7 @@ def run_gate(captured: Captured, stages: tuple[Stage, ...], tensors: list[torch.
         for stage in stages:
             stage._lp_use_mode(training)
 
-    gate(info.model, reference, program, inputs, set_mode)
+    gate(info.model, reference, program, inputs, set_mode, info.written)
     return "bitwise"
 
 
@@ -305,7 +318,7 @@ def _boundary(index: int, cut: Cut, rank: int, aux: tuple[float, float]) -> Boun
 def tied_parameters(captured: Captured, chosen: list[Cut]) -> tuple[tuple[str, tuple[int, ...]], ...]:
     """Parameters that several stages use, with those stages."""
     model = captured._lp.model
-    live = Liveness(captured._lp_graphs[True], model)
+    live = liveness(captured._lp_graphs[True], model)
     ends = [c.position for c in chosen]
     found = []
     for name, steps in state_uses(live, model).items():

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from lpcompile.errors import InputError
+from lpcompile.passes.batch import Different, same_graph
 from lpcompile.passes.capture import Captured
 from lpcompile.passes.gate import staged
 from lpcompile.passes.split import Stage
@@ -27,16 +28,18 @@ class Program(nn.Module):
 
     _lp_model: nn.Module
     _lp_compile: Callable[..., Compiled]
+    _lp_capture: Callable[..., Captured]
     _lp_done: Compiled | None
     _lp_variants: dict[tuple[Any, ...], Compiled]
 
-    def __init__(self, model: nn.Module, compile_: Callable[..., Compiled]) -> None:
+    def __init__(self, model: nn.Module, compile_: Callable[..., Compiled], capture_: Callable[..., Captured]) -> None:
         super().__init__()
         # the model's own registries: parameters(), to(), train() and the like see the model's tree and names
         for kind in ("_modules", "_parameters", "_buffers", "_non_persistent_buffers_set"):
             self.__dict__[kind] = model.__dict__[kind]
         self.__dict__["_lp_model"] = model
         self.__dict__["_lp_compile"] = compile_
+        self.__dict__["_lp_capture"] = capture_
         self.__dict__["_lp_done"] = None
         self.__dict__["_lp_variants"] = {}
         self.training = model.training
@@ -86,6 +89,7 @@ class Program(nn.Module):
         captured, _, stages = self._variant(args, kwargs)
         training = self.module.training  # the model's own flag counts: it may have been switched directly
         self.training = training
+        self._check_unchanged(captured, training, args, kwargs)
         for stage in stages:
             if stage.training != training:
                 stage._lp_use_mode(training)
@@ -94,10 +98,31 @@ class Program(nn.Module):
         tree = captured._lp.trees[training]
         return tree.unflatten(staged(stages, tensors, tree.count))
 
+    def _check_unchanged(self, captured: Captured, training: bool, args: Any, kwargs: Any) -> None:
+        """A number, flag or hook of the model was changed since: harmless only if the graph is still the same."""
+        guard = captured._lp.guard
+        change = guard.changed(training)
+        if change is None:
+            return
+        try:
+            same_graph(captured._lp_graphs[training], self._lp_capture(args, kwargs)._lp_graphs[training])
+        except Different:
+            raise InputError(
+                f"{change} when the program was compiled, and that makes another program of it; compile again, "
+                f"or keep that module whole with leaf=[...], which then follows such changes"
+            ) from None
+        guard.accept(training)
+
     def train(self, mode: bool = True) -> Program:
         self.module.train(mode)
         self.training = mode
+        for _, _, stages in self._lp_variants.values():
+            for stage in stages:
+                stage._lp_use_mode(mode)
         return self
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a Program is made, not stored: save program.state_dict(), program.plan or single stages")
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         return self.module.state_dict(*args, **kwargs)

@@ -6,7 +6,7 @@ c x batch + d. Those integers are then computed from the batch, and everything e
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import fx
@@ -14,7 +14,12 @@ from torch import fx
 from lpcompile.passes.calls import batch_of, device_of, scale
 from lpcompile.passes.spec import TensorSpec
 
-Affine = tuple[int, int]  # (c, d) of c * batch + d
+
+class Affine(NamedTuple):
+    """An integer that is multiple x batch + offset."""
+
+    multiple: int
+    offset: int
 
 
 class Different(Exception):
@@ -47,13 +52,15 @@ def same_graph(
         raise Different(f"{len(left_nodes)} nodes against {len(right_nodes)}")
     twin = dict(zip(left_nodes, right_nodes, strict=True))
     found: dict[fx.Node, Any] = {}
+    specs: dict[fx.Node, TensorSpec | None] = {}
     for a, b in twin.items():
         if a.op != b.op or a.target != b.target:
             raise Different(f"{a.format_node()} against {b.format_node()}")
         pairs = ((a.args, b.args), (dict(a.kwargs), dict(b.kwargs)))
         found[a] = tuple(_match(x, y, twin, batches, other_sizes) for x, y in pairs)
-        if batches is not None:
-            a.meta["spec"] = _batch_spec(a.meta.get("spec"), b.meta.get("spec"), batches, other_sizes)
+        specs[a] = _batch_spec(a.meta.get("spec"), b.meta.get("spec"), batches, other_sizes) if batches else None
+    for node, spec in specs.items():  # only now that all agree
+        node.meta["spec"] = spec if batches else node.meta.get("spec")
     return found
 
 
@@ -82,14 +89,14 @@ def _match(a: Any, b: Any, twin: dict[fx.Node, fx.Node], batches: tuple[int, int
     slope, offset = _affine(a, b, batches)
     if other_sizes and offset:  # an image size, not the batch, may have made the difference
         raise Different(f"{a} at batch {batches[0]} and {b} at batch {batches[1]}")
-    return slope, offset
+    return Affine(slope, offset)
 
 
 def _affine(a: int, b: int, batches: tuple[int, int]) -> Affine:
     slope, rest = divmod(a - b, batches[0] - batches[1])
     if rest or slope < 0:
         raise Different(f"{a} at batch {batches[0]} and {b} at batch {batches[1]}")
-    return slope, a - slope * batches[0]
+    return Affine(slope, a - slope * batches[0])
 
 
 def _batch_spec(
@@ -111,6 +118,39 @@ def _batch_spec(
     return a.with_batch(tuple(multiples))
 
 
+def confirm(marks: dict[fx.Node, Any], graph: fx.Graph, batch: int) -> None:
+    """Raise `Different` unless a recording at a third batch size has the integers that two sizes let us expect."""
+    nodes = list(graph.nodes)
+    if len(nodes) != len(marks):
+        raise Different(f"{len(marks)} nodes against {len(nodes)} at batch {batch}")
+    for (left, (args, kwargs)), right in zip(marks.items(), nodes, strict=True):
+        if left.op != right.op or left.target != right.target:
+            raise Different(f"{left.format_node()} against {right.format_node()} at batch {batch}")
+        _confirm(left.args, args, right.args, batch)
+        _confirm(dict(left.kwargs), kwargs, dict(right.kwargs), batch)
+
+
+def _confirm(value: Any, marks: Any, other: Any, batch: int) -> None:
+    if isinstance(marks, Affine):
+        if other != marks[0] * batch + marks[1]:
+            raise Different(f"{other} at batch {batch} where {marks[0]} x batch + {marks[1]} was expected")
+    elif isinstance(marks, dict):
+        for key, mark in marks.items():
+            _confirm(value[key], mark, other[key], batch)
+    elif isinstance(marks, list):
+        parts = [(v.start, v.stop, v.step) if isinstance(v, slice) else v for v in (value, other)]
+        for mark, v, o in zip(marks, *parts, strict=True):
+            _confirm(v, mark, o, batch)
+    elif not isinstance(value, fx.Node) and value != other and value == value:
+        raise Different(f"{value!r} against {other!r} at batch {batch}")
+
+
+def follows(marks: Any) -> bool:
+    """Whether any integer was found to follow the batch."""
+    parts = marks.values() if isinstance(marks, dict) else marks if isinstance(marks, (list, tuple)) else ()
+    return isinstance(marks, Affine) or any(map(follows, parts))
+
+
 def follow_batch(graph: fx.Graph, found: dict[fx.Node, Any]) -> None:
     """Rewrite `graph` in place: integers found to follow the batch become nodes computed from an input's shape."""
     made: dict[Affine, fx.Node] = {}
@@ -119,7 +159,7 @@ def follow_batch(graph: fx.Graph, found: dict[fx.Node, Any]) -> None:
     def size(affine: Affine) -> fx.Node:
         assert first is not None
         if affine not in made:
-            batch = size((1, 0)) if affine != (1, 0) else None
+            batch = size(Affine(1, 0)) if affine != (1, 0) else None
             after = list(made.values())[-1] if made else _last_placeholder(graph)
             with graph.inserting_after(after):
                 dim, multiple = next((d, c) for d, c in enumerate(first.meta["spec"].batch) if c)
@@ -142,7 +182,7 @@ def follow_batch(graph: fx.Graph, found: dict[fx.Node, Any]) -> None:
 def _replace(value: Any, marks: Any, size: Any) -> Any:
     if marks is None:
         return value
-    if isinstance(marks, tuple):
+    if isinstance(marks, Affine):
         return size(marks)
     if isinstance(value, dict):
         return {k: _replace(v, marks[k], size) for k, v in value.items()}

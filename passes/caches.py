@@ -25,14 +25,24 @@ class FunctionCaches:
         for i, cache in enumerate(self._caches):
             misses = cache.cache_info().misses
             if misses != self._misses[i]:
-                if _holds_fake(cache, depth=4):
+                if holds_fake(cache, depth=4):
                     cache.cache_clear()
                 self._misses[i] = cache.cache_info().misses
 
 
-def _holds_fake(value: Any, depth: int) -> bool:
+def forget_fakes() -> None:
+    """Remove fake tensors from every dict and list of the process that is not ours: the user's own caches."""
+    gc.collect()  # recordings that are over
+    for fake in [o for o in gc.get_objects() if isinstance(o, FakeTensor)]:
+        for holder in gc.get_referrers(fake):
+            if type(holder) is dict:
+                for key in [k for k, v in holder.items() if v is fake and isinstance(k, (str, int, tuple))]:
+                    del holder[key]
+
+
+def holds_fake(value: Any, depth: int) -> bool:
     if isinstance(value, FakeTensor):
         return True
     if depth == 0 or isinstance(value, (str, int, float, type)) or (callable(value) and depth < 4):
         return False
-    return any(_holds_fake(v, depth - 1) for v in gc.get_referents(value))
+    return any(holds_fake(v, depth - 1) for v in gc.get_referents(value))

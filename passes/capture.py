@@ -23,9 +23,19 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from lpcompile.errors import CaptureError, UsageError
 from lpcompile.passes import explain
-from lpcompile.passes.batch import Different, batch_size, follow_batch, follow_device, resized, same_graph
-from lpcompile.passes.caches import FunctionCaches
+from lpcompile.passes.batch import (
+    Different,
+    batch_size,
+    confirm,
+    follow_batch,
+    follow_device,
+    follows,
+    resized,
+    same_graph,
+)
+from lpcompile.passes.caches import FunctionCaches, forget_fakes
 from lpcompile.passes.graph_module import TwoModeModule, map_graph
+from lpcompile.passes.guards import Guard
 from lpcompile.passes.mutation import Change, changes, snapshot
 from lpcompile.passes.recorder import Recorder, Unrecordable
 from lpcompile.passes.shadow import Shadow, fake_tensor
@@ -49,6 +59,8 @@ class CaptureInfo:
     whole: tuple[str, ...]  # modules kept whole that are no layers
     batch_free: bool
     small_inputs: list[torch.Tensor] | None  # inputs with smaller images that run the very same graph
+    written: tuple[str, ...]  # parameters that forward itself writes into
+    guard: Guard
 
 
 class Captured(TwoModeModule):
@@ -86,12 +98,13 @@ class _Attempt:
     fakes: dict[int, Any] = field(default_factory=dict)
     caches: FunctionCaches = field(default_factory=FunctionCaches)
     watch_random: bool = False
+    warmed: bool = False
 
     def record(self, tensors: list[torch.Tensor], training: bool, rebuild: Callable[..., Any]) -> Recording:
         shadow = Shadow(self.model, None if self.real else self.fake_mode, self.fakes)
         if shadow.root.training != training:
             shadow.root.train(training)
-        convert = (lambda t: t) if self.real else self._fake_input
+        convert = self._alias if self.real else self._fake_input
         inputs = [convert(t) for t in tensors]
         args, kwargs = rebuild(inputs)
         recorder = Recorder(shadow, frozenset(self.whole), self.specialise, self.watch_random)
@@ -106,6 +119,11 @@ class _Attempt:
         self._check_state(recorder, before, generators, lambda: shadow.root(*args, **kwargs))
         map_graph(recorder.graph, lambda n: n.op == "call_module" or n.meta["random"] or bool(n.meta["writes"]))
         return Recording(recorder.graph, tree, dict(recorder.constants))
+
+    @staticmethod
+    def _alias(tensor: torch.Tensor) -> torch.Tensor:
+        """The same memory under another identity: one tensor may be passed twice."""
+        return tensor.detach().requires_grad_(tensor.requires_grad)
 
     def _fake_input(self, tensor: torch.Tensor) -> torch.Tensor:
         fake = fake_tensor(tensor.detach(), self.fake_mode)
@@ -150,6 +168,18 @@ class _Attempt:
             elif name in again:
                 remedy = f"keep {name} out of forward: count in the training loop, or in a submodule that stays whole"
                 raise Unrecordable("", f"forward changes the attribute {name} at every call", remedy=remedy)
+
+    def warm_caches(self, tensors: list[torch.Tensor], rebuild: Callable[..., Any]) -> None:
+        """A cache of the user's took a fake tensor of an earlier recording: clear it, and let a real run fill it."""
+        self.warmed = True
+        forget_fakes()
+        args, kwargs = rebuild(tensors)
+        with (
+            untouched(self.model, dict(self.model.named_parameters())),
+            torch.no_grad(),
+            contextlib.suppress(Exception),
+        ):
+            self.model(*args, **kwargs)
 
     def keep_whole(self, refusal: Unrecordable) -> None:
         """Keep the module whole; when two of a class have refused, the others are spared the attempt."""
@@ -235,7 +265,9 @@ def _insist(attempt: _Attempt, tensors: list[torch.Tensor], training: bool, rebu
             continue
         except Unrecordable as error:
             path = error.path
-            if path and path not in attempt.whole:
+            if error.stray and not attempt.warmed and not explain.has_meta(attempt.model):
+                attempt.warm_caches(tensors, rebuild)
+            elif path and path not in attempt.whole:
                 for refusal in (error, *error.also):
                     attempt.keep_whole(refusal)
             elif not attempt.real and front_end == "auto" and not explain.has_meta(attempt.model):
@@ -254,15 +286,22 @@ def _free_batch(
     if batch is None:
         return {}, None
     reason = ""
-    for size in (batch + 1, 2 * batch):
+    for size in (batch + 1, batch + 2, 2 * batch):
         other = resized(tensors, size)
         smaller = _small_images(recording.graph, other, batch)
         for probe in [smaller, other] if smaller is not None else [other]:
             try:
                 second = attempt.record(probe, training, rebuild)
+                if second.tree.text != recording.tree.text:
+                    raise Different(f"the output is {recording.tree} and {second.tree} at batch {size}")
                 marks = same_graph(recording.graph, second.graph, (batch, size), probe is smaller)
+                if follows(marks):  # two sizes fit any line: ask a third
+                    third = 2 * batch + 5
+                    confirm(marks, attempt.record(resized(probe, third), training, rebuild).graph, third)
                 return marks, probe if probe is smaller else None
             except (Different, Unrecordable) as error:
+                if isinstance(error, Unrecordable) and error.stray and not attempt.warmed:
+                    attempt.warm_caches(tensors, rebuild)
                 reason = str(error)
     attempt.notes.append(f"the graph is tied to batch size {batch}: {reason}")
     return {}, None
@@ -278,6 +317,10 @@ def _small_images(graph: fx.Graph, tensors: list[torch.Tensor], batch: int) -> l
     if flops < SMALL_IMAGE_FLOPS or not any(is_image(t) for t in tensors):
         return None
     return [t[:, :, :SMALL_IMAGE, :SMALL_IMAGE].contiguous() if is_image(t) else t for t in tensors]
+
+
+def _state_writes(modes: dict[bool, Recording]) -> set[str]:
+    return {name for r in modes.values() for n in r.graph.nodes for name in n.meta.get("state_writes", ())}
 
 
 def _assemble(
@@ -301,6 +344,8 @@ def _assemble(
         whole=tuple(sorted(attempt.whole)),
         batch_free=free,
         small_inputs=small,
+        written=tuple(sorted(_state_writes(modes) & set(dict(model.named_parameters())))),
+        guard=Guard(model, {str(n.target) for r in modes.values() for n in r.graph.nodes if n.op == "call_module"}),
     )
     captured = Captured({m: r.graph for m, r in modes.items()}, f"Captured{type(model).__name__}", _lp=info)
     captured._lp_fill(model, state)
@@ -325,7 +370,9 @@ def rebuilder(signature: Signature) -> Callable[[list[torch.Tensor]], tuple[tupl
 def _leaf_paths(model: nn.Module, leaf: Iterable[str | type[nn.Module]]) -> set[str]:
     paths = {path for path, _ in model.named_modules()}
     found: set[str] = set()
-    for item in [leaf] if isinstance(leaf, (str, type)) else leaf:
+    for item in leaf if isinstance(leaf, Iterable) and not isinstance(leaf, (str, type)) else [leaf]:
+        if not isinstance(item, (str, type)):
+            raise UsageError(f"leaf={item!r} is neither a module's name nor a class")
         if isinstance(item, str):
             if item not in paths:
                 raise UsageError(f"leaf={item!r}: no such module{explain.closest(item, paths)}")

@@ -15,7 +15,7 @@ from torch import fx, nn
 
 from lpcompile.errors import UsageError
 from lpcompile.passes.capture import Captured
-from lpcompile.passes.liveness import Liveness
+from lpcompile.passes.liveness import Liveness, liveness
 from lpcompile.passes.spec import TensorSpec
 
 ANY_WIDTH = 10**9
@@ -60,15 +60,22 @@ def cuts(captured: Captured, *, max_width: int = 1, tied: str = "replicate") -> 
     if tied not in ("replicate", "together"):
         raise UsageError(f"tied={tied!r} is not 'replicate' or 'together'")
     graphs, model = captured._lp_graphs, captured._lp.model
-    train = _positions(Liveness(graphs[True], model), model, max_width, tied)
+    train = _positions(liveness(graphs[True], model), model, max_width, tied)
     if graphs[False] is graphs[True]:
         return [replace(c, eval_position=c.position) for c in train]
-    evaluate = Liveness(graphs[False], model)
+    evaluate = liveness(graphs[False], model)
     there: dict[tuple[object, ...], Cut] = {}
     for cut in _positions(evaluate, model, max_width, tied):
         there.setdefault(_keys(evaluate, cut), cut)
-    here = Liveness(graphs[True], model)
-    return [_pair(cut, there.get(_keys(here, cut))) for cut in train]
+    here = liveness(graphs[True], model)
+    paired = [_pair(cut, there.get(_keys(here, cut))) for cut in train]
+    found, last = [], -1
+    for cut in paired:
+        if cut.legal and cut.eval_position <= last:
+            cut = replace(cut, reason="the evaluation graph has it in another order")
+        last = cut.eval_position if cut.legal else last
+        found.append(cut)
+    return found
 
 
 def _pair(cut: Cut, other: Cut | None) -> Cut:
@@ -202,12 +209,17 @@ def state_uses(live: Liveness, model: nn.Module) -> dict[str, list[int]]:
             owner = _attribute(model, str(node.target))
             tensors = [*owner.parameters(), *owner.buffers()] if isinstance(owner, nn.Module) else [owner]
             names = {canonical[id(t)] for t in tensors if id(t) in canonical}
-            steps = [live.index[u] for u in node.users if u in live.index]
+            aliases = [n for n in live.graph.nodes if n is node or _shares(n, node)]  # what in-place writes return
+            steps = [live.index[u] for n in aliases for u in (n, *n.users) if u in live.index]
         else:
             continue
         for name in names:
             uses.setdefault(name, []).extend(steps)
     return {name: steps for name, steps in uses.items() if steps}
+
+
+def _shares(a: fx.Node, b: fx.Node) -> bool:
+    return a.meta.get("storage") is not None and a.meta.get("storage") == b.meta.get("storage")
 
 
 def _attribute(model: nn.Module, target: str) -> object:

@@ -9,7 +9,7 @@ from torch import nn
 from lpcompile.passes.capture import Captured
 from lpcompile.passes.cost import Profile, UnitCost
 from lpcompile.passes.cuts import state_uses
-from lpcompile.passes.liveness import Liveness
+from lpcompile.passes.liveness import Liveness, liveness
 from lpcompile.passes.units import Unit
 
 FLOPS_PER_MS = 1e9  # a nominal device of 1 TFLOP/s turns FLOPs into ms, so that both sources read alike
@@ -18,7 +18,7 @@ FLOPS_PER_MS = 1e9  # a nominal device of 1 TFLOP/s turns FLOPs into ms, so that
 def flops_profile(captured: Captured, units: Sequence[Unit]) -> Profile:
     """Forward and backward FLOPs of each unit; a cut's transfer is left out unless a link is given to the planner."""
     model = captured._lp.model
-    live = Liveness(captured._lp_graphs[True], model)
+    live = liveness(captured._lp_graphs[True], model)
     sizes = parameter_sizes(model, live, units)
     costs = []
     for i, unit in enumerate(units):

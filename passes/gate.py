@@ -6,6 +6,7 @@ evaluation. A program that differs is refused with what differs and by how much;
 
 from __future__ import annotations
 
+import random
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -32,51 +33,54 @@ class Step:
 
 
 def run_step(
-    model: nn.Module, forward: Forward, inputs: list[torch.Tensor], training: bool, *, digest: bool = True
+    model: nn.Module,
+    forward: Forward,
+    inputs: list[torch.Tensor],
+    training: bool,
+    *,
+    written: Sequence[str] = (),
+    digest: bool = True,
 ) -> Step:
     """One forward (and, in training, backward) under a fixed seed; the model is as before afterwards."""
-    try:
-        return _run_step(model, forward, inputs, training, digest, accumulate=False)
-    except RuntimeError as error:
-        if "use_reentrant" not in str(error):
-            raise
-        return _run_step(model, forward, inputs, training, digest, accumulate=True)  # all that such checkpoints allow
-
-
-def _run_step(
-    model: nn.Module, forward: Forward, inputs: list[torch.Tensor], training: bool, digest: bool, accumulate: bool
-) -> Step:
     keep = _digest if digest else lambda t: t.detach().clone()
-    with untouched(model):
+    with untouched(model, written), torch.set_grad_enabled(training):
         torch.manual_seed(SEED)
+        random.seed(SEED)
         leaves = [t.detach().clone().requires_grad_(t.requires_grad) for t in inputs]
-        with torch.set_grad_enabled(training):
-            out, tree = flatten(forward(leaves))
+        out, tree = flatten(forward(leaves))
         results = {f"output {i}": keep(t) for i, t in enumerate(out)}
         if training:
-            results.update(_gradients(model, out, leaves, keep, accumulate))
+            results.update(_gradients(model, out, leaves, keep))
         results |= {f"buffer {name}": keep(b) for name, b in model.named_buffers()}
+        results |= {f"parameter {name}": keep(model.get_parameter(name)) for name in written}
         return Step(results, tree.text)
 
 
-def _gradients(
-    model: nn.Module, out: list[torch.Tensor], leaves: list[torch.Tensor], keep: Any, accumulate: bool
-) -> dict[str, Any]:
+def _gradients(model: nn.Module, out: list[torch.Tensor], leaves: list[torch.Tensor], keep: Any) -> dict[str, Any]:
+    """Every gradient, taken down as soon as it is there and dropped: all at once would be a second model in memory."""
     loss = scalar(out)
     if loss is None:
         return {}
     wanted: dict[str, torch.Tensor] = {f"gradient of {n}": p for n, p in model.named_parameters() if p.requires_grad}
     wanted |= {f"gradient of input {i}": t for i, t in enumerate(leaves) if t.requires_grad}
-    if not wanted:
-        return {}
-    if not accumulate:
-        gradients: tuple[torch.Tensor | None, ...] = torch.autograd.grad(loss, list(wanted.values()), allow_unused=True)
-    else:
-        for tensor in wanted.values():  # `untouched` puts .grad back
-            tensor.grad = None
+    results: dict[str, Any] = dict.fromkeys(wanted)
+    hooks = []
+    for name, tensor in wanted.items():
+        tensor.grad = None  # `untouched` puts it back
+
+        def take(t: torch.Tensor, name: str = name) -> None:
+            before, results[name] = results[name], keep(t.grad)
+            if before is not None:  # reentrant checkpoints accumulate a shared parameter's gradient in several goes
+                results[name] = (before, results[name])
+            t.grad = None
+
+        hooks.append(tensor.register_post_accumulate_grad_hook(take))  # type: ignore[no-untyped-call]
+    try:
         loss.backward()  # type: ignore[no-untyped-call]
-        gradients = tuple(t.grad for t in wanted.values())
-    return {name: None if g is None else keep(g) for name, g in zip(wanted, gradients, strict=True)}
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return results
 
 
 def scalar(out: Sequence[torch.Tensor]) -> torch.Tensor | None:
@@ -109,6 +113,7 @@ def gate(
     program: Forward,
     inputs: list[torch.Tensor],
     set_mode: Callable[[bool], None],
+    written: Sequence[str] = (),
 ) -> None:
     """Raise `GateError` unless `program` does exactly what `reference` does, in both modes."""
     before = model.training
@@ -118,19 +123,26 @@ def gate(
             if training != before:
                 model.train(training)
             set_mode(training)
-            left = run_step(model, reference, inputs, training)
-            right = run_step(model, program, inputs, training)
+            left = run_step(model, reference, inputs, training, written=written)
+            right = run_step(model, program, inputs, training, written=written)
             if left != right:
-                _refuse(model, reference, program, inputs, training)
+                _refuse(model, reference, program, inputs, training, written)
         finally:
             for module, flag in flags:
                 module.training = flag
             set_mode(before)
 
 
-def _refuse(model: nn.Module, reference: Forward, program: Forward, inputs: list[torch.Tensor], training: bool) -> None:
-    left = run_step(model, reference, inputs, training, digest=False)
-    again = run_step(model, reference, inputs, training, digest=False)
+def _refuse(
+    model: nn.Module,
+    reference: Forward,
+    program: Forward,
+    inputs: list[torch.Tensor],
+    training: bool,
+    written: Sequence[str],
+) -> None:
+    left = run_step(model, reference, inputs, training, written=written, digest=False)
+    again = run_step(model, reference, inputs, training, written=written, digest=False)
     mode = "training" if training else "evaluation"
     unstable = _differences(left, again)
     if unstable:
@@ -139,12 +151,18 @@ def _refuse(model: nn.Module, reference: Forward, program: Forward, inputs: list
             f"can be checked against it; remove the source of chance outside torch's generators "
             f"(for a check without the gate pass gate=False)"
         )
-    right = run_step(model, program, inputs, training, digest=False)
+    right = run_step(model, program, inputs, training, written=written, digest=False)
     found = _differences(left, right) or ["nothing on a second look: the difference comes and goes"]
     more = f" and {len(found) - 3} more" if len(found) > 3 else ""
+    fast = any(isinstance(m, nn.TransformerEncoder) for m in model.modules()) and not training
+    hint = (
+        " (torch.backends.mha.set_fastpath_enabled(False) switches off nn.TransformerEncoder's other path)"
+        if fast
+        else ""
+    )
     raise GateError(
         f"the compiled program differs from the model in {mode} and is refused: {'; '.join(found[:3])}{more}. "
-        f"Keep the module that this belongs to whole with leaf=[...], or report the model to us"
+        f"Keep the module that this belongs to whole with leaf=[...]{hint}, or report the model to us"
     )
 
 
@@ -154,7 +172,7 @@ def _differences(left: Step, right: Step) -> list[str]:
     found = []
     for name in [*left.results, *(n for n in right.results if n not in left.results)]:
         a, b = left.results.get(name), right.results.get(name)
-        if a is None and b is None:
+        if a is b is None or isinstance(a, tuple) or isinstance(b, tuple):
             continue
         if a is None or b is None:
             found.append(f"{name} is {'missing' if b is None else 'there but should not be'}")
@@ -168,6 +186,8 @@ def _differences(left: Step, right: Step) -> list[str]:
 
 def _digest(tensor: torch.Tensor) -> tuple[Any, ...]:
     """Equal for tensors of the same bits. (Holding a second set of gradients would cost as much as the model.)"""
+    if tensor.layout != torch.strided:
+        tensor = tensor.detach().to_dense()
     flat = tensor.detach().cpu().contiguous().resolve_conj().resolve_neg().reshape(-1)
     data: Any = (flat if flat.stride(0) == 1 else flat.clone()).view(torch.uint8).numpy() if flat.numel() else b""
     return str(tensor.dtype), tuple(tensor.shape), zlib.crc32(data)

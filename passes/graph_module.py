@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import copy
+import keyword
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import fx, nn
 
 from lpcompile.passes.graph_data import from_data, to_data
@@ -80,19 +80,23 @@ class TwoModeModule(fx.GraphModule):
             self._lp_forwards[training] = type(self).forward
 
     def recompile(self) -> Any:
-        """As fx does, but a submodule of the user's may be called `graph` or `code`, like a property of fx's own."""
-        code = super().recompile()
-        taken = {n.target.split(".")[0] for n in self._graph.nodes if n.op in ("get_attr", "call_module")}
-        if any(hasattr(fx.GraphModule, name) for name in taken):
-            holder = nn.Module()
+        """Generate `forward`. As fx does it, but names that fx or Python take for themselves may be the model's too."""
+        targets = [n.target for n in self._graph.nodes if n.op in ("get_attr", "call_module")]
+        root = "self"
+        if any(hasattr(TwoModeModule, t.split(".")[0]) or t.split(".")[0].startswith("_") for t in targets):
+            holder, root = nn.Module(), "self._lp_holder"
             for kind in ("_modules", "_parameters", "_buffers"):
                 holder.__dict__[kind] = self.__dict__[kind]
             self.__dict__["_lp_holder"] = holder
-            python = self._graph.python_code(root_module="self._lp_holder")
-            scope = dict(python.globals)
-            exec(compile(python.src, "<lpcompile>", "exec"), scope)
-            type(self).forward = scope["forward"]
-        return code
+        python = self._graph.python_code(root_module=root)
+        source = python.src
+        for target in {t for t in targets if any(map(keyword.iskeyword, t.split(".")))}:
+            source = source.replace(fx.graph._format_target(root, target), _getattr(root, target))
+        self.__dict__["_code"] = source
+        for note in ("_lineno_map", "_prologue_start"):  # dynamo reads them
+            self.__dict__[note] = getattr(python, note, None)
+        type(self).forward = fx.graph_module._forward_from_src(source, python.globals)
+        return python
 
     def train(self, mode: bool = True) -> TwoModeModule:
         super().train(mode)
@@ -137,18 +141,24 @@ def install(root: nn.Module, target: str, value: Any, persistent: bool = True) -
         if item not in at._modules:
             if type(at) is not nn.Module and at is not root:
                 return
-            at.add_module(item, nn.Module())
+            at._modules[item] = nn.Module()
         at = at._modules[item]  # type: ignore[assignment]
     if type(at) is not nn.Module and at is not root:
         return
-    if isinstance(value, nn.Module):
+    if isinstance(value, nn.Module):  # straight into the registries: a model may use names that nn.Module refuses here
         at._modules[field] = value
     elif isinstance(value, nn.Parameter):
-        at.register_parameter(field, value)
-    elif isinstance(value, torch.Tensor):
-        at.register_buffer(field, value, persistent=persistent)
+        at._parameters[field] = value
     else:
-        setattr(at, field, value)
+        at._buffers[field] = value
+        if not persistent:
+            at._non_persistent_buffers_set.add(field)
+
+
+def _getattr(root: str, target: str) -> str:
+    for part in target.split("."):
+        root = f"getattr({root}, {part!r})"
+    return root
 
 
 def _at(model: nn.Module, path: str) -> nn.Module | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import nn
 
 # torch.nn modules that only arrange others; their layers are leaves, they themselves are traced through.
@@ -28,12 +29,12 @@ def is_leaf(module: nn.Module) -> bool:
     traced: blocks, because cuts fall between and inside them, and parameter-free helpers such as rotary tables,
     because what they make from the inputs can be made again in every stage.
     """
+    if module._backward_hooks or module._backward_pre_hooks or isinstance(module, torch.jit.ScriptModule):
+        return True  # hooks must see the module's own call; a script has no Python inside
     if isinstance(module, CONTAINERS):
         return False
     if any(_is_torch_layer(base) for base in type(module).__mro__):
         return True
-    if module._backward_hooks or module._backward_pre_hooks:
-        return True  # the hooks must see the module's own call
     if next(module.children(), None) is not None:
         return False
     own = len(list(module.parameters(recurse=False)))

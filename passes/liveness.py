@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import weakref
 from functools import cached_property
+from typing import Any
 
 import networkx as nx
 from torch import fx, nn
 
+_known: weakref.WeakKeyDictionary[fx.Graph, Liveness] = weakref.WeakKeyDictionary()
 CHEAP_SHARE = 0.01  # a value is cheap to make again below this share of the model's forward FLOPs
 
 
@@ -30,9 +33,9 @@ class Liveness:
                 self.writers.setdefault(key, []).append(node)
 
     @cached_property
-    def dependencies(self) -> nx.DiGraph[fx.Node]:
+    def dependencies(self) -> nx.DiGraph[Any]:
         """Edges from a value to what is made of it, and from a value to the nodes that write into it."""
-        edges: nx.DiGraph[fx.Node] = nx.DiGraph()
+        edges: nx.DiGraph[Any] = nx.DiGraph()
         edges.add_nodes_from(self.graph.nodes)
         edges.add_edges_from((source, node) for node in self.graph.nodes for source in node.all_input_nodes)
         return edges
@@ -45,8 +48,10 @@ class Liveness:
         reached: set[fx.Node] = set()
         while roots - reached:
             reached |= roots
-            for root in roots:
-                reached |= nx.descendants(self.dependencies, root)
+            start = object()  # one search from all roots at once
+            self.dependencies.add_edges_from((start, root) for root in roots)
+            reached |= nx.descendants(self.dependencies, start)
+            self.dependencies.remove_node(start)
             # a write into a shared storage makes every value of that storage depend on what was written
             dirty = {key for n in reached for key in n.meta.get("writes", ())}
             roots = {n for n in self.graph.nodes if n.meta.get("storage") in dirty and n.op != "placeholder"}
@@ -95,3 +100,10 @@ class Liveness:
             writers = self.writers.get(value.meta.get("storage") or -1, [])
             pending += [w for w in writers if self.index.get(w, position + 1) <= position]
         return sorted(needed, key=self.index.__getitem__)
+
+
+def liveness(graph: fx.Graph, model: nn.Module) -> Liveness:
+    """The liveness of a captured graph, computed once."""
+    if graph not in _known:
+        _known[graph] = Liveness(graph, model)
+    return _known[graph]

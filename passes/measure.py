@@ -66,7 +66,7 @@ def measured_profile(
     clock = Clock(device)
     tensors = [t.to(device) for t in tensors]
     parts = split(captured, [u.cut for u in units if u.cut is not None])
-    with _threads(threads), untouched(model), _training(model, parts):
+    with _threads(threads), untouched(model, captured._lp.written), _training(model, parts):
         runs = _repeat(model, captured, parts, tensors, clock, seconds, progress)
     forward = [[r.forward[i] for _, r in runs] for i in range(len(units))]
     backward = [[r.backward[i] for _, r in runs] for i in range(len(units))]

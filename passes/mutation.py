@@ -52,6 +52,8 @@ def changes(before: Snapshot, root: nn.Module, whole: set[str]) -> list[Change]:
                 found.append(Change(path, key, "value"))
             elif _has_tensors(value):
                 found.append(Change(path, key, "tensor"))
+            elif isinstance(value, (list, dict, set)):
+                found.append(Change(path, key, "value"))
     return found
 
 

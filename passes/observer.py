@@ -31,6 +31,7 @@ class Observation:
     backward_flops: int = 0
     saved_bytes: int = 0
     random: bool = False
+    sized_by_data: bool = False  # an operator whose result's shape depends on values
     writes: set[int] = field(default_factory=set)
 
 
@@ -56,6 +57,8 @@ class Observer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         out = func(*args, **kwargs)
         if torch.Tag.nondeterministic_seeded in func.tags:
             self.now.random = True
+        if torch.Tag.dynamic_output_shape in func.tags and _looks_at_values(func, args):
+            self.now.sized_by_data = True
         self._count(func, args, kwargs, out)
         self._watch_writes(func, args, kwargs)
         return out
@@ -90,14 +93,21 @@ class Observer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         keys = (storage_key(t) for t in tensors if isinstance(t, torch.Tensor))
         self.now.writes.update(k for k in keys if k is not None)
 
-    def _pack(self, tensor: torch.Tensor) -> int:
+    def _pack(self, tensor: torch.Tensor) -> torch.Tensor:
         key = storage_key(tensor)
         if key is not None and key not in self.kept:
             self.kept.add(key)
             self._alive.append(tensor.untyped_storage())
             self.now.saved_bytes += tensor.untyped_storage().nbytes()
-        return 0
+        return tensor.detach()  # a layer may differentiate inside its forward
 
     @staticmethod
-    def _unpack(_: int) -> torch.Tensor:
-        raise AssertionError("nothing runs backward while recording")
+    def _unpack(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor
+
+
+def _looks_at_values(func: Any, args: Any) -> bool:
+    """Indexing has a shape of its own making only where a mask does it."""
+    if func._overloadpacket is not torch.ops.aten.index:
+        return True
+    return any(isinstance(i, torch.Tensor) and i.dtype in (torch.bool, torch.uint8) for i in args[1])

@@ -62,6 +62,8 @@ def patched(listener: Listener) -> Iterator[None]:
         listener.autocasts.pop()
         return autocast_exit(self, *error)
 
+    validate = torch.distributions.Distribution._validate_args  # it reads values, only to raise
+    torch.distributions.Distribution.set_default_validate_args(False)
     torch.autocast.__enter__ = enter  # type: ignore[method-assign]
     torch.autocast.__exit__ = leave  # type: ignore[method-assign]
     torch.jit.ScriptFunction.__call__ = scripted  # type: ignore[method-assign]
@@ -70,6 +72,7 @@ def patched(listener: Listener) -> Iterator[None]:
     try:
         yield
     finally:
+        torch.distributions.Distribution.set_default_validate_args(validate)
         torch.autocast.__enter__ = autocast_enter  # type: ignore[method-assign]
         torch.autocast.__exit__ = autocast_exit  # type: ignore[method-assign]
         torch.jit.ScriptFunction.__call__ = script_call  # type: ignore[method-assign]

@@ -22,10 +22,12 @@ class UnitRange:
         self._unit: dict[int, torch.Tensor] = {}
         self._decided: dict[int, tuple[torch.Tensor, bool]] = {}
 
-    def note(self, name: str, args: Any, out: Any) -> None:
+    def note(self, name: str, args: Any, kwargs: Any, out: Any) -> None:
         if not isinstance(out, torch.Tensor):
             return
-        if name in _RAND or (name == "uniform_" and len(args) == 1):
+        if args and (name.endswith("_") or name.startswith("__i")) and id(args[0]) in self._unit:
+            del self._unit[id(args[0])]  # changed in place: it may be anything now
+        if name in _RAND:
             self._unit[id(out)] = out
         elif name in _BELOW | _ABOVE and len(args) == 2 and id(args[0]) in self._unit:
             outcome = _decide(name, args[1])

@@ -22,6 +22,7 @@ from torch import fx, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 
+from lpcompile.passes.caches import holds_fake
 from lpcompile.passes.calls import Apply, Autocast, NoGrad, Script, call_method, call_module
 from lpcompile.passes.leaves import is_leaf
 from lpcompile.passes.observer import Observation, Observer, storage_key
@@ -45,7 +46,10 @@ _OPERATORS: dict[str, Callable[..., Any]] = {
 _REVERSED = {f"__r{name}__": _OPERATORS[f"__{name}__"] for name in _BINARY}
 # They turn a tensor into a Python value: what follows may branch on data that the next batch will not have.
 _READS = {"item", "tolist", "numpy", "__bool__", "__int__", "__float__", "__index__", "__complex__", "equal",
-          "allclose", "is_nonzero", "__array__"}  # fmt: skip
+          "__contains__", "allclose", "is_nonzero", "__array__"}  # fmt: skip
+
+
+_HOOKS = {"register_hook", "register_post_accumulate_grad_hook", "retain_grad"}
 
 
 class Unrecordable(Exception):
@@ -56,6 +60,7 @@ class Unrecordable(Exception):
         self.remedy = remedy
         self.path, self.reason, self.source = path, reason, source
         self.also: list[Unrecordable] = []  # others found in the same recording
+        self.stray = False  # a tensor from nowhere: perhaps out of a cache that an earlier recording filled
 
 
 class Recorder(TorchFunctionMode):
@@ -73,18 +78,18 @@ class Recorder(TorchFunctionMode):
         self.constants: dict[str, torch.Tensor] = {}
         self.autocasts: list[tuple[str, torch.dtype, bool, bool]] = []  # the regions that forward has entered
         self.failed_at: tuple[str, str] | None = None
+        self.refused: Unrecordable | None = None
         self.watch_random = watch_random
         self.random_path: str | None = None  # the innermost module that drew from Python's generators
         self._nodes: dict[int, fx.Node] = {}
         self._attributes: dict[str, fx.Node] = {}
+        self._strays: dict[int, str] = {}  # tensors that exist outside the model, such as module globals
         self._state: dict[int, str] = {}  # storage of each parameter and buffer -> its name
         self._alive: list[Any] = []  # keeps ids and storage addresses unique while recording
         self._stack: list[str] = [""]
         self._paused = False
         self._observer = Observer()
         self._ranges = UnitRange()
-        self._registered = {name for name, _ in shadow.model.named_parameters(remove_duplicate=False)}
-        self._registered |= {name for name, _ in shadow.model.named_buffers(remove_duplicate=False)}
 
     # ---- running
 
@@ -108,7 +113,15 @@ class Recorder(TorchFunctionMode):
             stack.enter_context(self._observer)
             stack.enter_context(self)
             out = call(self.shadow.root)
+        if self.refused is not None:
+            raise self.refused
         leaves, tree = flatten(out)
+        if not leaves:
+            raise Unrecordable("", f"the output holds no tensor that can be found: it is {tree}", "")
+        closed = [c for c in tree.constants if not isinstance(c, (*SCALARS, enum.Enum, type, nn.Module))]
+        if any(hasattr(c, "__next__") or holds_fake(c, 3) for c in closed):
+            kinds = ", ".join(sorted({type(c).__name__ for c in closed}))
+            raise Unrecordable("", f"the output holds tensors inside an object that cannot be opened ({kinds})", "")
         self.graph.output(tuple(self._node_of(t) for t in leaves))
         return tree
 
@@ -128,6 +141,8 @@ class Recorder(TorchFunctionMode):
             self._stack.pop()
             if generators is not None:  # what a leaf draws is its own business, and stays live
                 set_rng_state(generators)
+        if not self.specialise and _numbers(out):
+            raise self._refuse(f"{path} returns a Python number, which its caller may use")
         self._emit("call_module", path, args, kwargs, out, seen, path=path)
         return out
 
@@ -206,7 +221,14 @@ class Recorder(TorchFunctionMode):
             return func(*args, **kwargs)
         if name in _READS:
             return self._read(func, name, args, kwargs)
+        if any(type(a).__name__ == "ndarray" for a in (*args, *kwargs.values())):
+            with _disable_current_modes():
+                return func(*args, **kwargs)  # a constant of the code: it enters the graph where it is used
+        if name in _HOOKS:
+            raise self._refuse(f"forward calls {name}() on a tensor")
         out, seen = self._observe(lambda: func(*args, **kwargs))
+        if seen.sized_by_data and not self.specialise:
+            raise self._refuse("the shape of a result depends on the values in a tensor")
         tensors = [out] if isinstance(out, torch.Tensor) else flatten(out)[0] if _may_hold(out) else []
         if not tensors:
             if name == "__setitem__":
@@ -217,7 +239,7 @@ class Recorder(TorchFunctionMode):
                 self._emit("call_function", func, args, kwargs, None, seen)
             return out
         self._emit(*self._operation(func, name, args, kwargs), out, seen)
-        self._ranges.note(name, args, out)
+        self._ranges.note(name, args, kwargs, out)
         return out
 
     def _read(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
@@ -225,10 +247,17 @@ class Recorder(TorchFunctionMode):
         proven = self._ranges.proven(tensors[0]) if tensors else None
         if proven is not None:
             return proven
-        if self.real and not self.specialise and any(self._varies(t) for t in tensors):
-            self._fail()
-            raise Unrecordable(self._stack[-1], f"Python reads a tensor's value ({name.strip('_')}())", _source())
+        if not self.specialise and any(self._varies(t) for t in tensors):
+            reason = "what it does next depends on the values in a tensor (an if, a loop or a size): Python reads it"
+            raise self._refuse(f"{reason} with {name.strip('_')}()")
         return self._observe(lambda: func(*args, **kwargs))[0]
+
+    def _refuse(self, reason: str) -> Unrecordable:
+        """An error to raise. It is remembered: forward may catch it and go on another way than it would."""
+        self._fail()
+        refusal = Unrecordable(self._stack[-1], reason, _source())
+        self.refused = self.refused or refusal
+        return refusal
 
     def _varies(self, tensor: torch.Tensor) -> bool:
         """Whether a value comes from inputs, state or chance, and not only from numbers in the code."""
@@ -240,8 +269,7 @@ class Recorder(TorchFunctionMode):
         if attribute == "requires_grad":
             self._emit("call_method", "requires_grad_", args[:2], {}, args[0], seen)
         elif attribute not in ("grad", "_backward_hooks"):
-            self._fail()
-            raise Unrecordable(self._stack[-1], f"forward sets .{attribute} of a tensor", _source())
+            raise self._refuse(f"forward sets .{attribute} of a tensor")
 
     @staticmethod
     def _operation(func: Any, name: str, args: Any, kwargs: Any) -> tuple[str, Any, Any, Any]:
@@ -262,7 +290,7 @@ class Recorder(TorchFunctionMode):
     # ---- nodes
 
     def _emit(self, op: str, target: Any, args: Any, kwargs: Any, out: Any, seen: Observation, path: str = "") -> None:
-        no_grad = not torch.is_grad_enabled() and self._needs_grad(op, target, (args, kwargs))
+        no_grad = not torch.is_grad_enabled() and self._may_need_grad(op, target, (args, kwargs))
         arguments, keywords = self._argument(args), self._argument(kwargs)
         varies = seen.random or op == "call_module" or any(n.meta["varies"] for n in _nodes_in((arguments, keywords)))
         if no_grad or self.autocasts:
@@ -283,10 +311,11 @@ class Recorder(TorchFunctionMode):
             return "call_function", call_method, (target, *arguments)
         return "call_function", target, arguments
 
-    def _needs_grad(self, op: str, target: Any, arguments: Any) -> bool:
-        if op == "call_module" and any(p.requires_grad for p in self.shadow.root.get_submodule(target).parameters()):
+    def _may_need_grad(self, op: str, target: Any, arguments: Any) -> bool:
+        """Whether gradients could ever flow: what is frozen now may be trained later."""
+        if op == "call_module" and next(self.shadow.root.get_submodule(target).parameters(), None) is not None:
             return True
-        return any(t.requires_grad for t in flatten(arguments)[0])
+        return any(t.is_floating_point() for t in flatten(arguments)[0])
 
     def _describe(
         self, node: fx.Node, out: Any, seen: Observation, *, path: str = "", source: str = "", varies: bool = True
@@ -333,20 +362,20 @@ class Recorder(TorchFunctionMode):
         name = self.shadow.name_of(tensor)
         if name is None:
             if self.real or isinstance(tensor, torch._subclasses.FakeTensor):
-                self._fail()
-                raise Unrecordable(
-                    self._stack[-1],
+                refusal = self._refuse(
                     f"a tensor of shape {tuple(tensor.shape)} comes from where no torch function was seen to make it "
-                    f"(a parameter in a plain list, a tensor kept from an earlier call, or code outside Python)",
-                    _source(),
+                    f"(a tensor kept from an earlier call, or code outside Python)"
                 )
-            name = f"_constant_{len(self.constants)}"
+                refusal.stray = True
+                raise refusal
+            name = self._strays.setdefault(id(tensor), f"_constant_{len(self._strays)}")
+            self._alive.append(tensor)
         if name not in self._attributes:
             owner = self.shadow.original(tensor)
             self.constants[name] = owner
             node = self.graph.get_attr(name)
             self._describe(node, tensor, Observation(), source="state",
-                           varies=name in self._registered)  # fmt: skip
+                           varies=True)  # fmt: skip
             node.meta["state"] = name
             self._attributes[name] = node
         return self._attributes[name]
@@ -357,6 +386,8 @@ class Recorder(TorchFunctionMode):
             return self._node_of(value)
         if isinstance(value, (tuple, list)):
             items = [self._argument(v) for v in value]
+            if hasattr(value, "_fields"):
+                return type(value)(*items)
             return items if isinstance(value, list) else tuple(items)
         if isinstance(value, dict):
             return {k: self._argument(v) for k, v in value.items()}
@@ -364,12 +395,20 @@ class Recorder(TorchFunctionMode):
             return slice(*(self._argument(v) for v in (value.start, value.stop, value.step)))
         if isinstance(value, range):
             return list(value)
-        if hasattr(value, "item") and type(value).__module__ == "numpy":
-            return value.item() if value.ndim == 0 else value.tolist()
+        if type(value).__module__ == "numpy" and getattr(value, "ndim", 1) == 0:
+            return value.item()
         if isinstance(value, (*SCALARS, type(Ellipsis), torch.memory_format, enum.Enum)):
             return value
-        self._fail()
-        raise Unrecordable(self._stack[-1], f"a {type(value).__name__} object is passed on as an argument", _source())
+        raise self._refuse(f"a {type(value).__name__} object is passed on as an argument")
+
+
+def _numbers(value: Any) -> bool:
+    """Whether a result holds numbers or strings beside tensors."""
+    if isinstance(value, (tuple, list)):
+        return any(map(_numbers, value))
+    if isinstance(value, dict):
+        return any(map(_numbers, value.values()))
+    return isinstance(value, (int, float, complex, str)) and not isinstance(value, bool)
 
 
 def _stand_in(fake: torch.Tensor) -> torch.Tensor:

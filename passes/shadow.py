@@ -14,6 +14,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from lpcompile.errors import CaptureError
+from lpcompile.passes.leaves import is_leaf
 from lpcompile.passes.mutation import INTERNAL
 
 
@@ -43,6 +44,12 @@ class Shadow:
                 self._names[id(fake)] = name
                 self._originals[id(fake)] = tensor
         self.root = model if fake_mode is None else _copy(model, memo)
+        for original in memo.get(id(memo), ()):  # whatever else the copy met: tensors in nested objects
+            copied = memo.get(id(original))
+            if isinstance(original, torch.Tensor) and isinstance(copied, torch.Tensor):
+                self._originals[id(copied)] = original
+        if fake_mode is not None:
+            _drop_leaf_hooks(self.root)
         for twin in (model, self.root):
             for path, module in twin.named_modules():
                 self._paths.setdefault(id(module), path)
@@ -106,6 +113,13 @@ def _copy(model: nn.Module, memo: dict[int, Any]) -> nn.Module:
             f"{type(model).__name__} cannot be copied for capture ({type(error).__name__}: {error}); "
             f"try front_end='real', which records the model itself"
         ) from error
+
+
+def _drop_leaf_hooks(root: nn.Module) -> None:
+    """Forward hooks of layers stay live in the program; on the shadow they would only pick up fake tensors."""
+    for module in root.modules():
+        if module._forward_hooks and is_leaf(module):
+            module._forward_hooks.clear()
 
 
 def _copyable(value: Any, memo: dict[int, Any]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import inspect
 import keyword
 import re
@@ -13,6 +14,9 @@ import torch
 from lpcompile.errors import InputError, UsageError
 from lpcompile.passes.spec import TensorSpec
 from lpcompile.passes.tree import Tree, flatten
+
+# Names that generated code uses itself.
+_TAKEN = {"self", "torch", "inf", "nan", "device", "operator", "lpcompile", *dir(builtins)}
 
 
 @dataclass(frozen=True)
@@ -34,15 +38,15 @@ class Signature:
                     f"pass it, or compile again with example inputs that leave it out"
                 )
             tensors, found = flatten(given.pop(name))
-            if check and found.text != tree.text:
+            if check and not found.matches(tree):
                 raise InputError(
                     f"input {name!r} is {found} now but was {tree} when the model was captured (* is a tensor); "
                     f"values that are not tensors are part of the program: compile again for this call"
                 )
             leaves += tensors
         for name, value in given.items():
-            default = self.parameters.parameters[name].default
-            if value is not None and not (isinstance(value, (dict, tuple)) and not value) and value is not default:
+            parameter = self.parameters.parameters[name]
+            if not _is_default(parameter, value):
                 raise InputError(
                     f"input {name!r} is given now but was not when the model was captured; "
                     f"compile again with example inputs that include it"
@@ -68,6 +72,12 @@ class Signature:
                 )
 
 
+def _is_default(parameter: inspect.Parameter, value: Any) -> bool:
+    if parameter.kind in (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL):
+        return not value
+    return flatten(value)[1].matches(flatten(parameter.default)[1]) and not isinstance(value, torch.Tensor)
+
+
 def bind(parameters: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     """Arguments by parameter name, in signature order, keyword bundles sorted, so that equal calls look equal."""
     try:
@@ -87,7 +97,7 @@ def make_signature(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[s
         tensors, trees[name] = flatten(value)
         for i, tensor in enumerate(tensors):
             label = re.sub(r"\W", "_", name if len(tensors) == 1 else f"{name}_{i}")
-            while label in used or keyword.iskeyword(label) or label == "self":
+            while label in used or keyword.iskeyword(label) or label in _TAKEN or label.startswith("lam"):
                 label += "_"
             used.add(label)
             inputs.append((label, TensorSpec.of(tensor)))

@@ -23,7 +23,7 @@ from lpcompile.passes.calls import batch_of, device_of
 from lpcompile.passes.capture import Captured
 from lpcompile.passes.cuts import Cut
 from lpcompile.passes.graph_module import TwoModeModule, install
-from lpcompile.passes.liveness import Liveness
+from lpcompile.passes.liveness import liveness
 from lpcompile.passes.spec import TensorSpec
 
 
@@ -75,7 +75,7 @@ def split(captured: Captured, chosen: Sequence[Cut]) -> tuple[Stage, ...]:
 
 class _Splitter:
     def __init__(self, graph: fx.Graph, model: nn.Module, positions: list[int]) -> None:
-        self.live = Liveness(graph, model)
+        self.live = liveness(graph, model)
         self.inputs = [n for n in graph.nodes if n.op == "placeholder"]
         self.ends = [*positions, len(self.live.steps) - 1]
         self.stages = range(len(self.ends))

@@ -29,9 +29,16 @@ class Tree:
     count: int
     build: Callable[[Sequence[Any]], Any]
     text: str
+    constants: tuple[Any, ...] = ()  # what is neither a tensor nor a container
 
     def unflatten(self, leaves: Sequence[Any]) -> Any:
         return self.build(leaves)
+
+    def matches(self, other: Tree) -> bool:
+        """Whether two values have the same structure and, beside their tensors, hold the same things."""
+        if self.text != other.text or len(self.constants) != len(other.constants):
+            return False
+        return all(_equal(a, b) for a, b in zip(self.constants, other.constants, strict=True))
 
     def __str__(self) -> str:
         return self.text
@@ -44,6 +51,13 @@ def flatten(value: Any) -> tuple[list[torch.Tensor], Tree]:
     return leaves, tree
 
 
+def _equal(a: Any, b: Any) -> bool:
+    try:
+        return a is b or (type(a) is type(b) and bool(a == b)) or (a != a and b != b)
+    except (ValueError, RuntimeError, TypeError):  # arrays and the like
+        return type(a).__name__ == "ndarray" and a.shape == b.shape and bool((a == b).all())
+
+
 def tensors_of(value: Any) -> list[torch.Tensor]:
     return flatten(value)[0]
 
@@ -53,14 +67,14 @@ def _flatten(value: Any, leaves: list[torch.Tensor], seen: set[int]) -> Tree:
         leaves.append(value)
         return Tree(1, lambda ts: ts[0], "*")
     if isinstance(value, SCALARS) or id(value) in seen:
-        return Tree(0, lambda ts: value, repr(value) if isinstance(value, SCALARS) else "...")
+        return Tree(0, lambda ts: value, repr(value) if isinstance(value, SCALARS) else "...", (value,))
     children, make, text = _open(value)
     if make is None:
-        return Tree(0, lambda ts: value, type(value).__name__)
+        return Tree(0, lambda ts: value, type(value).__name__, (value,))
     trees = [_flatten(child, leaves, seen | {id(value)}) for child in children]
     count = sum(t.count for t in trees)
     if count == 0 and text.startswith("object"):
-        return Tree(0, lambda ts: value, type(value).__name__)
+        return Tree(0, lambda ts: value, type(value).__name__, (value,))
 
     def build(ts: Sequence[Any]) -> Any:
         parts, at = [], 0
@@ -69,7 +83,8 @@ def _flatten(value: Any, leaves: list[torch.Tensor], seen: set[int]) -> Tree:
             at += tree.count
         return make(parts)
 
-    return Tree(count, build, f"{text}({', '.join(map(str, trees))})")
+    constants = tuple(c for t in trees for c in t.constants)
+    return Tree(count, build, f"{text}({', '.join(map(str, trees))})", constants)
 
 
 def _open(value: Any) -> tuple[list[Any], Callable[[list[Any]], Any] | None, str]:
@@ -82,8 +97,10 @@ def _open(value: Any) -> tuple[list[Any], Callable[[list[Any]], Any] | None, str
         return list(children), lambda parts: node.unflatten_fn(parts, context), kind.__name__ + keys
     if isinstance(value, (torch.nn.Module, type)) or callable(value):
         return [], None, kind.__name__
-    if dataclasses.is_dataclass(value) or (hasattr(value, "__dict__") and _holds_tensor(value, 0)):
-        fields = dict(vars(value)) if hasattr(value, "__dict__") else _slots(value)
+    if isinstance(value, (list, tuple)) and not isinstance(value, torch.Size):  # a subclass nobody registered
+        return list(value), lambda parts: kind(parts), kind.__name__
+    fields = _fields(value)
+    if dataclasses.is_dataclass(value) or any(_holds_tensor(v, 1) for v in fields.values()):
         names = list(fields)
 
         def make(parts: list[Any]) -> Any:
@@ -103,8 +120,15 @@ def _is_namedtuple(value: Any) -> bool:
     return isinstance(value, tuple) and hasattr(value, "_fields")
 
 
-def _slots(value: Any) -> dict[str, Any]:
-    return {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+def _fields(value: Any) -> dict[str, Any]:
+    """The attributes of an object, in `__slots__` or not."""
+    slots = [s for kind in type(value).__mro__ for s in _names(kind.__dict__.get("__slots__", ()))]
+    found = {s: getattr(value, s) for s in slots if s not in ("__dict__", "__weakref__") and hasattr(value, s)}
+    return {**found, **getattr(value, "__dict__", {})}
+
+
+def _names(slots: Any) -> list[str]:
+    return [slots] if isinstance(slots, str) else list(slots)
 
 
 def _holds_tensor(value: Any, depth: int) -> bool:
@@ -117,4 +141,4 @@ def _holds_tensor(value: Any, depth: int) -> bool:
         return any(_holds_tensor(v, depth + 1) for v in value.values())
     if isinstance(value, (list, tuple)):
         return any(_holds_tensor(v, depth + 1) for v in value)
-    return any(_holds_tensor(v, depth + 1) for v in vars(value).values()) if hasattr(value, "__dict__") else False
+    return any(_holds_tensor(v, depth + 1) for v in _fields(value).values())

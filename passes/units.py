@@ -13,7 +13,7 @@ from torch import fx
 
 from lpcompile.passes.capture import Captured
 from lpcompile.passes.cuts import Cut
-from lpcompile.passes.liveness import Liveness
+from lpcompile.passes.liveness import Liveness, liveness
 
 NEXT_TO_NOTHING = 1 / 2000  # of the model's forward and backward FLOPs
 
@@ -30,7 +30,7 @@ class Unit:
 
 def units(captured: Captured, cuts: Sequence[Cut]) -> list[Unit]:
     """Group the steps by the legal cuts among `cuts`, keeping one cut of each run that costs next to nothing."""
-    live = Liveness(captured._lp_graphs[True], captured._lp.model)
+    live = liveness(captured._lp_graphs[True], captured._lp.model)
     chosen = _representatives(live, [c for c in cuts if c.legal])
     bounds = [(c.position, c) for c in chosen] + [(len(live.steps) - 1, None)]
     found: list[Unit] = []

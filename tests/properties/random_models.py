@@ -1,7 +1,7 @@
 """Random residual models for property tests.
 
-A model is described by a recipe: frozen data that hypothesis shrinks, that prints as the code that makes it (only what
-differs from the defaults), and that any block list fits, because widths and sizes are threaded through when it is built.
+A recipe describes a model: frozen data that hypothesis shrinks and that prints as the code that makes it. Blocks go
+together in any order, because widths and sizes are threaded through them only when the model is built.
 
 >>> recipe = Recipe(body=(Residual(norm="batch", add="+="), Attention("sdpa", mask="made")))
 >>> model, call = recipe.build(), recipe.call(batch=2)

@@ -6,11 +6,13 @@ What is compared, and how, is written here anew: none of it uses lpcompile's own
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass
+from enum import Enum
 from itertools import combinations, pairwise
 from typing import Any
 
@@ -20,10 +22,10 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from lpcompile import PlanError, Program, capture, cuts, parallelize
+from lpcompile import GateError, InputError, PlanError, Program, capture, cuts, parallelize
 from lpcompile.passes.split import Stage, split, stage_io
 from lpcompile.plan import Plan
-from tests.properties.random_models import Call, Recipe, examples, recipes
+from tests.properties.random_models import Call, Gate, Recipe, Repeat, Residual, examples, recipes
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 stage_counts = st.integers(1, 4)
@@ -164,9 +166,9 @@ def compiled(model: nn.Module, K: int, call: Call, **options: Any) -> Program:
 # ---- properties
 
 
-@examples(25)
+@examples(20)
 @given(recipes(), stage_counts, batches, batches)
-def test_two_training_steps_and_an_evaluation_are_the_models_own(recipe: Recipe, K: int, batch: int, other: int) -> None:
+def test_training_steps_and_evaluation_are_the_models_own(recipe: Recipe, K: int, batch: int, other: int) -> None:
     model, twin, call = fresh(recipe, batch)
     program = compiled(model, K, call)
     for seed, size in enumerate((batch, other if program.plan.batch_free else batch)):
@@ -181,7 +183,7 @@ def test_two_training_steps_and_an_evaluation_are_the_models_own(recipe: Recipe,
         assert_same(serial_step(twin, call, seed=3), serial_step(program, call, seed=3))
 
 
-@examples(25)
+@examples(20)
 @given(recipes(), stage_counts, batches)
 def test_stages_cut_apart_give_the_models_gradients(recipe: Recipe, K: int, batch: int) -> None:
     """λ = X.detach() at every boundary; gradients are handed down from boundary to boundary."""
@@ -249,7 +251,7 @@ def step_by_hand(program: Program, call: Call, seed: int) -> Step:
     return Step("", results(program.module, call, outputs, {name: total.get(id(t)) for name, t in named}))
 
 
-@examples(20)
+@examples(15)
 @given(recipes(), stage_counts, batches)
 def test_stages_hold_the_models_own_tensors_under_its_own_names(recipe: Recipe, K: int, batch: int) -> None:
     model, _, call = fresh(recipe, batch)
@@ -267,7 +269,7 @@ def test_stages_hold_the_models_own_tensors_under_its_own_names(recipe: Recipe, 
     assert program.module is model
 
 
-@examples(15)
+@examples(12)
 @given(recipes(), stage_counts, batches)
 def test_the_plan_survives_json_and_covers_the_model(recipe: Recipe, K: int, batch: int) -> None:
     model, _, call = fresh(recipe, batch)
@@ -279,7 +281,7 @@ def test_the_plan_survives_json_and_covers_the_model(recipe: Recipe, K: int, bat
     assert len(plan.boundaries) == plan.K - 1 and all(b.specs for b in plan.boundaries)
 
 
-@examples(20)
+@examples(15)
 @given(recipes(max_blocks=5), st.integers(2, 4), batches)
 def test_no_other_split_has_a_smaller_largest_stage(recipe: Recipe, K: int, batch: int) -> None:
     model, _, call = fresh(recipe, batch)
@@ -299,7 +301,7 @@ def test_no_other_split_has_a_smaller_largest_stage(recipe: Recipe, K: int, batc
     assert plan.lower_bound <= best * (1 + 1e-9)
 
 
-@examples(15)
+@examples(12)
 @given(recipes(), stage_counts, batches, st.booleans(), st.booleans())
 def test_compiling_leaves_no_trace(recipe: Recipe, K: int, batch: int, training: bool, has_gradients: bool) -> None:
     model, _, call = fresh(recipe, batch)
@@ -335,7 +337,7 @@ def everything(model: nn.Module, call: Call) -> dict[str, Any]:
     return found
 
 
-@examples(20)
+@examples(15)
 @given(recipes(), batches, st.sampled_from((1, 2, 8)), st.lists(st.integers(0, 999), min_size=1, max_size=3))
 def test_the_model_may_be_cut_wherever_a_cut_is_called_legal(
     recipe: Recipe, batch: int, width: int, picks: list[int]
@@ -347,7 +349,8 @@ def test_the_model_may_be_cut_wherever_a_cut_is_called_legal(
     choices = [[legal[pick % len(legal)]] for pick in picks] + [legal]
     for training in (True, False):
         if not training:
-            model.eval(), twin.eval()
+            model.eval()
+            twin.eval()
         for chosen in choices:
             stages = split(captured, chosen)
             assert len(stages) == len(chosen) + 1
@@ -371,3 +374,106 @@ def forward_bits(runs: nn.Module | Sequence[Stage], call: Call) -> list[Any]:
     else:
         outputs, _ = run_apart(runs, tensors_in((call.args, call.kwargs)))
     return [*map(bits, outputs), bits(torch.get_rng_state())]
+
+
+# ---- found by these properties or beside them; what is not mended yet is kept out of the strategies
+
+
+def agree(model: nn.Module, program: nn.Module, call: Call) -> None:
+    assert_same(serial_step(copy.deepcopy(model), call, seed=6), serial_step(program, call, seed=6))
+
+
+IN_THE_WAY = pytest.mark.xfail(strict=True, raises=AttributeError, reason="fx.GraphModule has an attribute `meta` "
+                               "of its own, and recompile looks for such names in the class only")  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["graph", "code", pytest.param("meta", marks=IN_THE_WAY)])
+def test_a_block_may_have_the_name_of_something_in_fx(name: str) -> None:
+    recipe = Recipe(body=(Residual(), Residual()), name=name)
+    agree(model := recipe.build(), compiled(model, 2, recipe.call(2)), recipe.call(2))
+
+
+@pytest.mark.xfail(strict=True, raises=GateError, reason="a view crosses the cut and is written after it: the stage "
+                   "writes into a clone, so autograd has no CopySlices, gradients come in another memory layout and "
+                   "batch norm's backward adds up in another order; such a cut should be illegal")  # fmt: skip
+def test_a_view_may_be_written_in_place_after_a_boundary() -> None:
+    block = Residual(norm="batch view", activation="swish", add="+=")
+    recipe = Recipe(body=(Repeat(block),), kind="words", head="words")
+    agree(model := recipe.build(), compiled(model, 3, recipe.call(2)), recipe.call(2))
+
+
+class SharedOutputs(nn.Module):
+    """Two outputs share memory; one is made before the other is written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Any:
+        x = x + self.layers[0](x)
+        early = x.view(-1)
+        x.add_(self.layers[1](x * 2))
+        y = x
+        for inner in self.layers[2:]:
+            y = y + inner(y)
+        return y, early, x.view(2, 2, 2)
+
+
+@pytest.mark.xfail(strict=True, raises=GateError, reason="cuts._Forbidden.emitted keeps one step per storage, the last "
+                   "output's, so an earlier output of the same memory does not forbid the cut")  # fmt: skip
+def test_two_outputs_may_share_memory_that_is_written_late() -> None:
+    torch.manual_seed(0)
+    call = Call((torch.randn(2, 4),), {})
+    agree(model := SharedOutputs(), compiled(model, 3, call), call)
+
+
+@pytest.mark.xfail(strict=True, raises=InputError, reason="batch.resized takes every input whose leading size is the "
+                   "batch for a batched one")  # fmt: skip
+def test_an_input_without_a_batch_may_be_as_long_as_the_batch() -> None:
+    recipe = Recipe(body=(Gate("gain"), Residual()), inputs=("gain",), gain=4)
+    program = compiled(model := recipe.build(), 2, recipe.call(batch=4))
+    assert program.plan.batch_free
+    agree(model, program, recipe.call(batch=2))
+
+
+def test_a_block_put_into_eval_mode_after_compiling_is_refused_or_followed() -> None:
+    recipe = Recipe(body=(Residual(dropout="functional"), Residual()))
+    program = compiled(model := recipe.build(), 2, recipe.call(2))
+    model.block0.eval()
+    with contextlib.suppress(InputError):
+        agree(model, program, recipe.call(2))
+
+
+class Mode(Enum):
+    PLAIN = 1
+    HALVED = 2
+
+
+class Modes(SharedOutputs):
+    def forward(self, x: Tensor, mode: Mode) -> Any:
+        for inner in self.layers:
+            x = x + inner(x) * (1.0 if mode is Mode.PLAIN else 0.5)
+        return x
+
+
+def test_another_enum_member_is_refused_or_followed() -> None:
+    call = Call((torch.ones(2, 4), Mode.PLAIN), {})
+    program = compiled(model := Modes(), 2, call)
+    with contextlib.suppress(InputError):
+        agree(model, program, Call((torch.ones(2, 4), Mode.HALVED), {}))
+
+
+class Labelled(dict[str, Any]):
+    """Not registered with torch's pytree."""
+
+
+class OfLabels(SharedOutputs):
+    def forward(self, x: Tensor) -> Any:
+        for inner in self.layers:
+            x = x + inner(x)
+        return Labelled(main=x)
+
+
+def test_a_model_may_return_a_dict_of_its_own_class() -> None:
+    call = Call((torch.ones(2, 4),), {})
+    agree(model := OfLabels(), compiled(model, 2, call), call)
