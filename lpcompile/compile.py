@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -148,6 +149,9 @@ def _capture(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], op
 
 def _compile(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], options: Options) -> Compiled:
     captured = _capture(model, args, kwargs, options)
+    for note in captured._lp.notes:
+        if "the program does not" in note:
+            warnings.warn(note, stacklevel=5)
     tensors = captured._lp.signature.flat(args, {**kwargs, **(options.concrete_args or {})})
     found, width = choose_units(captured, options)
     costs = profile(captured, found, tensors, cost=options.cost, threads=options.threads, cache=options.cache,
@@ -225,8 +229,8 @@ def run_gate(captured: Captured, stages: tuple[Stage, ...], tensors: list[torch.
     info = captured._lp
     if on_meta(info.model):
         return "not checked: the model has no weights (meta device)"
-    batch = batch_size(tensors)
     inputs = info.small_inputs or tensors
+    batch = batch_size(inputs)
     if info.batch_free and batch is not None and batch > 2:
         inputs = resized(inputs, 2)
     rebuild = rebuilder(info.signature)

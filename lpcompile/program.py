@@ -13,6 +13,7 @@ from lpcompile.passes.batch import Different, same_graph
 from lpcompile.passes.capture import Captured
 from lpcompile.passes.gate import staged
 from lpcompile.passes.split import Stage
+from lpcompile.passes.tree import flatten
 from lpcompile.plan import Plan
 
 Compiled = tuple[Captured, Plan, tuple[Stage, ...]]
@@ -47,7 +48,7 @@ class Program(nn.Module):
     def compile_for(self, *args: Any, **kwargs: Any) -> Program:
         """Compile for a call with these arguments (any batch size of the same shapes)."""
         done = self._lp_compile(args, kwargs, None)
-        self.__dict__.update(_lp_done=done, _lp_variants={autocast_state(): done})
+        self.__dict__.update(_lp_done=done, _lp_variants={call_state(args, kwargs): done})
         return self
 
     @property
@@ -77,8 +78,8 @@ class Program(nn.Module):
         return self._lp_done
 
     def _variant(self, args: Any, kwargs: Any) -> Compiled:
-        """The compilation for the autocast that is on now: under another one, the model is another program."""
-        state = autocast_state()
+        """The compilation for the autocast that is on now and the inputs that want gradients: others, other program."""
+        state = call_state(args, kwargs)
         if state not in self._lp_variants:
             self._lp_variants[state] = self._lp_compile(args, kwargs, self.plan.K)
         return self._lp_variants[state]
@@ -143,7 +144,8 @@ def on_meta(model: nn.Module) -> bool:
     return any(t.device.type == "meta" for t in (*model.parameters(), *model.buffers()))
 
 
-def autocast_state() -> tuple[Any, ...]:
-    """Which autocast is on, per kind of device."""
+def call_state(args: Any, kwargs: Any) -> tuple[Any, ...]:
+    """What besides shapes makes a call run another program: the autocast that is on, inputs that require gradients."""
     on = [d for d in ("cpu", "cuda") if torch.is_autocast_enabled(d)]
-    return tuple((d, torch.get_autocast_dtype(d)) for d in on)
+    gradients = tuple(t.requires_grad for t in flatten((args, kwargs))[0])
+    return (*((d, torch.get_autocast_dtype(d)) for d in on), any(gradients) and gradients)

@@ -187,9 +187,10 @@ def _replace(value: Any, marks: Any, size: Any) -> Any:
     if isinstance(value, dict):
         return {k: _replace(v, marks[k], size) for k, v in value.items()}
     if isinstance(value, slice):
-        parts = (value.start, value.stop, value.step)
-        return slice(*(_replace(v, m, size) for v, m in zip(parts, marks, strict=True)))
-    return type(value)(_replace(v, m, size) for v, m in zip(value, marks, strict=True))
+        ends = (value.start, value.stop, value.step)
+        return slice(*(_replace(v, m, size) for v, m in zip(ends, marks, strict=True)))
+    parts = [_replace(v, m, size) for v, m in zip(value, marks, strict=True)]
+    return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
 
 
 def follow_device(graph: fx.Graph, device: torch.device) -> None:

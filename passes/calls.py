@@ -76,6 +76,11 @@ def call_module(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
     return module(*args, **kwargs)
 
 
+def read_attribute(after: Any, module: torch.nn.Module, name: str) -> Any:
+    """What `module` has left in its attribute `name`, once the call that gave `after` is done."""
+    return getattr(module, name)
+
+
 def call_method(name: str, owner: Any, *args: Any, **kwargs: Any) -> Any:
     return getattr(owner, name)(*args, **kwargs)
 

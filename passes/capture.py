@@ -118,7 +118,9 @@ class _Attempt:
             self.caches.forget_fakes()
         self._check_state(recorder, before, generators, lambda: shadow.root(*args, **kwargs))
         map_graph(recorder.graph, lambda n: n.op == "call_module" or n.meta["random"] or bool(n.meta["writes"]))
-        return Recording(recorder.graph, tree, dict(recorder.constants))
+        leaves = [self.model.get_submodule(str(n.target)) for n in recorder.graph.nodes if n.op == "call_module"]
+        own = any(not type(m).__module__.startswith("torch.nn.") for m in leaves)  # may give another kind of result
+        return Recording(recorder.graph, tree, dict(recorder.constants), recorder.reads_training or own)
 
     @staticmethod
     def _alias(tensor: torch.Tensor) -> torch.Tensor:
@@ -202,6 +204,7 @@ class Recording:
     graph: fx.Graph
     tree: Tree
     constants: dict[str, torch.Tensor]
+    reads_training: bool = True  # whether evaluation may be another graph
 
 
 def capture(
@@ -243,10 +246,12 @@ def _capture(attempt: _Attempt, tensors: list[torch.Tensor], rebuild: Any, front
     train = _insist(attempt, start, True, rebuild, front_end)
     marks, small = _free_batch(attempt, train, start, True, rebuild)
     device = next((t.device for t in tensors), torch.device("cpu"))
+    evaluate = train
     try:
-        evaluate = _insist(attempt, start, False, rebuild, front_end)
-        same_graph(train.graph, evaluate.graph)
-        evaluate = train if evaluate.tree.text == train.tree.text else Recording(train.graph, evaluate.tree, {})
+        if train.reads_training:
+            evaluate = _insist(attempt, start, False, rebuild, front_end)
+            same_graph(train.graph, evaluate.graph)
+            evaluate = train if evaluate.tree.text == train.tree.text else Recording(train.graph, evaluate.tree, {})
     except Different:
         eval_marks, _ = _free_batch(attempt, evaluate, start, False, rebuild)
         follow_batch(evaluate.graph, eval_marks)

@@ -178,7 +178,15 @@ class _Forbidden:
                          for u in n.users if u in live.index]  # fmt: skip
                 first = min(live.index[w] for w in live.writers[key] if w in live.index)
                 self._span([first, *users], f"input {node.name} is changed in place")
-        self.emitted = {n.meta.get("storage"): live.index[n] for n in live.outputs if n in live.index}
+        self.emitted: dict[int | None, int] = {}
+        for n in live.outputs:
+            if n in live.index:
+                storage = n.meta.get("storage")
+                self.emitted[storage] = min(live.index[n], self.emitted.get(storage, live.index[n]))
+        self.forms: dict[int | None, int] = {}  # in how many forms each storage is seen: the tensor itself, and views
+        for n in live.graph.nodes:
+            storage = n.meta.get("storage")
+            self.forms[storage] = self.forms.get(storage, 0) + (storage not in n.meta.get("writes", ()))
 
     def at(self, position: int, values: list[fx.Node]) -> str:
         for first, last, reason in self.ranges:
@@ -189,6 +197,8 @@ class _Forbidden:
             if self.late_writes.get(key, -1) > position:
                 if storages.count(key) > 1:
                     return f"{value.name} is changed in place after the cut while another live tensor shares its memory"
+                if self.forms[key] > 1 or value.meta["is_view"]:
+                    return f"{value.name} is or has a view, and is changed in place after the cut"
                 if self.emitted.get(key, position + 1) <= position:
                     return f"{value.name} is an output and is changed in place after the cut"
         return ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Sequence
 
 from torch import nn
@@ -46,14 +47,12 @@ def parameter_sizes(model: nn.Module, live: Liveness, units: Sequence[Unit]) -> 
     """Number and bytes of the parameters that each unit uses; a tied parameter counts in every unit that needs it."""
     named = dict(model.named_parameters(remove_duplicate=False))
     sizes = [(0, 0) for _ in units]
+    ends = [unit.last for unit in units]
     for name, steps in state_uses(live, model).items():
-        if name not in named:
-            continue
-        for i, unit in enumerate(units):
-            if any(unit.first <= step <= unit.last for step in steps):
-                count, nbytes = sizes[i]
-                parameter = named[name]
-                sizes[i] = (count + parameter.numel(), nbytes + parameter.numel() * parameter.element_size())
+        if name in named:
+            count = named[name].numel()
+            for i in {bisect.bisect_left(ends, step) for step in steps}:
+                sizes[i] = (sizes[i][0] + count, sizes[i][1] + count * named[name].element_size())
     return sizes
 
 

@@ -123,14 +123,40 @@ def gate(
             if training != before:
                 model.train(training)
             set_mode(training)
-            left = run_step(model, reference, inputs, training, written=written)
-            right = run_step(model, program, inputs, training, written=written)
+            left = _reference_step(model, reference, inputs, training, written)
+            right = _program_step(model, program, inputs, training, written)
             if left != right:
                 _refuse(model, reference, program, inputs, training, written)
         finally:
             for module, flag in flags:
                 module.training = flag
             set_mode(before)
+
+
+def _reference_step(
+    model: nn.Module, reference: Forward, inputs: list[torch.Tensor], training: bool, written: Sequence[str]
+) -> Step:
+    try:
+        return run_step(model, reference, inputs, training, written=written)
+    except Exception as error:
+        mode = "a training step" if training else "evaluation under no_grad"
+        raise GateError(
+            f"the model itself fails in {mode} on the example inputs ({type(error).__name__}: {error}), so there is "
+            f"nothing to check the program against; repair it, or pass gate=False"
+        ) from error
+
+
+def _program_step(
+    model: nn.Module, program: Forward, inputs: list[torch.Tensor], training: bool, written: Sequence[str]
+) -> Step:
+    try:
+        return run_step(model, program, inputs, training, written=written)
+    except Exception as error:
+        mode = "a training step" if training else "evaluation under no_grad"
+        raise GateError(
+            f"the compiled program fails in {mode} where the model does not ({type(error).__name__}: {error}) and is "
+            f"refused; keep the module that this belongs to whole with leaf=[...], or report the model to us"
+        ) from error
 
 
 def _refuse(

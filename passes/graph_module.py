@@ -83,7 +83,8 @@ class TwoModeModule(fx.GraphModule):
         """Generate `forward`. As fx does it, but names that fx or Python take for themselves may be the model's too."""
         targets = [n.target for n in self._graph.nodes if n.op in ("get_attr", "call_module")]
         root = "self"
-        if any(hasattr(TwoModeModule, t.split(".")[0]) or t.split(".")[0].startswith("_") for t in targets):
+        tops = {t.split(".")[0] for t in targets}
+        if any(hasattr(TwoModeModule, top) or top == "meta" or top.startswith("_") for top in tops):
             holder, root = nn.Module(), "self._lp_holder"
             for kind in ("_modules", "_parameters", "_buffers"):
                 holder.__dict__[kind] = self.__dict__[kind]

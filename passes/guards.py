@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from lpcompile.passes.mutation import INTERNAL
+from lpcompile.passes.mutation import INTERNAL, inside
 from lpcompile.passes.tree import SCALARS
 
 Facts = dict[str, dict[str, Any]]
@@ -17,8 +17,7 @@ class Guard:
 
     def __init__(self, model: nn.Module, leaves: set[str]) -> None:
         self.model = model
-        covered = {p for p, _ in model.named_modules() for leaf in leaves if p == leaf or p.startswith(f"{leaf}.")}
-        self.modules = [(p, m) for p, m in model.named_modules() if p not in covered]
+        self.modules = [(p, m) for p, m in model.named_modules() if not inside(p, leaves)]
         self.facts: dict[bool, Facts] = {}
         for mode in (True, False):
             self.accept(mode)

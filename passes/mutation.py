@@ -41,7 +41,7 @@ def changes(before: Snapshot, root: nn.Module, whole: set[str]) -> list[Change]:
     """Attributes that forward assigned in modules outside the `whole` ones (which replay themselves)."""
     found = []
     for path, module in root.named_modules():
-        if path not in before or any(path == w or path.startswith(f"{w}.") for w in whole):
+        if path not in before or inside(path, whole):
             continue
         attributes, buffers = before[path]
         found += [Change(path, k, "buffer") for k, b in module._buffers.items() if buffers.get(k) != id(b)]
@@ -55,6 +55,13 @@ def changes(before: Snapshot, root: nn.Module, whole: set[str]) -> list[Change]:
             elif isinstance(value, (list, dict, set)):
                 found.append(Change(path, key, "value"))
     return found
+
+
+def inside(path: str, roots: set[str]) -> bool:
+    """Whether a module is one of `roots` or lies below one."""
+    while path and path not in roots:
+        path = path.rpartition(".")[0]
+    return bool(path)
 
 
 def _freeze(value: Any) -> Any:

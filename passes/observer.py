@@ -42,6 +42,7 @@ class Observer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.now = Observation()
         self.kept: set[int] = set()  # storages counted as saved already, and those of the model's own state
+        self._saved: list[torch.Tensor] = []
         self._alive: list[Any] = []  # a freed storage's address would be given to another
         self.saved_hooks = saved_tensors_hooks(self._pack, self._unpack)
 
@@ -93,17 +94,17 @@ class Observer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         keys = (storage_key(t) for t in tensors if isinstance(t, torch.Tensor))
         self.now.writes.update(k for k in keys if k is not None)
 
-    def _pack(self, tensor: torch.Tensor) -> torch.Tensor:
+    def _pack(self, tensor: torch.Tensor) -> int:
         key = storage_key(tensor)
         if key is not None and key not in self.kept:
             self.kept.add(key)
             self._alive.append(tensor.untyped_storage())
             self.now.saved_bytes += tensor.untyped_storage().nbytes()
-        return tensor.detach()  # a layer may differentiate inside its forward
+        self._saved.append(tensor)  # the graph keeps a number, not the tensor that keeps the graph
+        return len(self._saved) - 1
 
-    @staticmethod
-    def _unpack(tensor: torch.Tensor) -> torch.Tensor:
-        return tensor
+    def _unpack(self, index: int) -> torch.Tensor:
+        return self._saved[index]  # a layer may differentiate inside its forward
 
 
 def _looks_at_values(func: Any, args: Any) -> bool:

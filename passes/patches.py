@@ -15,8 +15,25 @@ class Listener(Protocol):
     autocasts: list[tuple[str, torch.dtype, bool, bool]]
 
     def module_called(self, module: nn.Module, call: Callable[[], Any], args: Any, kwargs: Any) -> Any: ...
+    def flag_read(self) -> None: ...
     def script_called(self, function: Any, call: Callable[[], Any], args: Any, kwargs: Any) -> Any: ...
     def function_applied(self, function: type[torch.autograd.Function], args: Any, kwargs: Any) -> Any: ...
+
+
+class _Flag:
+    """`module.training` as before, but the listener hears when it is read."""
+
+    def __init__(self, listener: Listener) -> None:
+        self.listener = listener
+
+    def __get__(self, module: nn.Module | None, kind: Any = None) -> Any:
+        if module is None or "training" not in module.__dict__:
+            raise AttributeError("training")
+        self.listener.flag_read()
+        return module.__dict__["training"]
+
+    def __set__(self, module: nn.Module, value: bool) -> None:
+        module.__dict__["training"] = value
 
 
 @contextmanager
@@ -67,6 +84,7 @@ def patched(listener: Listener) -> Iterator[None]:
     torch.autocast.__enter__ = enter  # type: ignore[method-assign]
     torch.autocast.__exit__ = leave  # type: ignore[method-assign]
     torch.jit.ScriptFunction.__call__ = scripted  # type: ignore[method-assign]
+    nn.Module.training = _Flag(listener)  # type: ignore[assignment]
     nn.Module.__call__ = call  # type: ignore[method-assign]
     torch.autograd.Function.apply = classmethod(apply)
     try:
@@ -76,5 +94,6 @@ def patched(listener: Listener) -> Iterator[None]:
         torch.autocast.__enter__ = autocast_enter  # type: ignore[method-assign]
         torch.autocast.__exit__ = autocast_exit  # type: ignore[method-assign]
         torch.jit.ScriptFunction.__call__ = script_call  # type: ignore[method-assign]
+        del nn.Module.training
         nn.Module.__call__ = module_call  # type: ignore[method-assign]
         torch.autograd.Function.apply = function_apply

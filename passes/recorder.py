@@ -19,11 +19,12 @@ from typing import Any
 
 import torch
 from torch import fx, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 
 from lpcompile.passes.caches import holds_fake
-from lpcompile.passes.calls import Apply, Autocast, NoGrad, Script, call_method, call_module
+from lpcompile.passes.calls import Apply, Autocast, NoGrad, Script, call_method, call_module, read_attribute
 from lpcompile.passes.leaves import is_leaf
 from lpcompile.passes.observer import Observation, Observer, storage_key
 from lpcompile.passes.patches import patched
@@ -34,6 +35,7 @@ from lpcompile.passes.tree import SCALARS, Tree, flatten
 from lpcompile.passes.untouched import python_rng_state, rng_state, set_rng_state
 
 _OWN_CODE = tuple(f"{Path(p).parent}{os.sep}" for p in (torch.__file__, __file__))
+_FRONT_DOOR = str(Path(__file__).parent.parent)  # our own files there; models and the zoo below are users' code
 _BINARY = "add sub mul truediv floordiv mod pow matmul and or xor lshift rshift".split()
 _COMPARE = "lt le gt ge eq ne".split()
 _OPERATORS: dict[str, Callable[..., Any]] = {
@@ -79,6 +81,7 @@ class Recorder(TorchFunctionMode):
         self.autocasts: list[tuple[str, torch.dtype, bool, bool]] = []  # the regions that forward has entered
         self.failed_at: tuple[str, str] | None = None
         self.refused: Unrecordable | None = None
+        self.reads_training = False
         self.watch_random = watch_random
         self.random_path: str | None = None  # the innermost module that drew from Python's generators
         self._nodes: dict[int, fx.Node] = {}
@@ -144,7 +147,19 @@ class Recorder(TorchFunctionMode):
         if not self.specialise and _numbers(out):
             raise self._refuse(f"{path} returns a Python number, which its caller may use")
         self._emit("call_module", path, args, kwargs, out, seen, path=path)
+        if not type(module).__module__.startswith("torch.nn."):
+            self._bind_kept(path, module, next(reversed(self.graph.nodes)))
         return out
+
+    def _bind_kept(self, path: str, module: nn.Module, call: fx.Node) -> None:
+        """Tensors that a layer of the user's leaves in itself, for others to read (the auxiliary loss of an expert)."""
+        for name, value in vars(module).items():
+            if isinstance(value, FakeTensor) and id(value) not in self._nodes and self.shadow.name_of(value) is None:
+                owner = self.graph.get_attr(path)
+                owner.meta.update(varies=True, spec=None, state=path)
+                node = self.graph.call_function(read_attribute, (call, owner, name))
+                self._describe(node, value, Observation(), path=path)
+                self._bind(value, node)
 
     def _call_whole(self, path: str, call: Callable[[], Any], args: Any, kwargs: Any) -> Any:
         """Run a leaf. One kept whole because it looks into its tensors runs on real stand-ins, to learn its shapes."""
@@ -188,6 +203,10 @@ class Recorder(TorchFunctionMode):
         out, seen = self._observe(lambda: call(*args, **kwargs))
         self._emit("call_function", call, args, kwargs, out, seen)
         return out
+
+    def flag_read(self) -> None:
+        """Traced code asked whether it trains; a leaf's asking is its own business."""
+        self.reads_training = self.reads_training or not self._paused
 
     def script_called(self, function: Any, call: Callable[[], Any], args: Any, kwargs: Any) -> Any:
         """A TorchScript function is one node: its executor runs other operators the second time than the first."""
@@ -324,6 +343,7 @@ class Recorder(TorchFunctionMode):
         node.meta.update(
             spec=TensorSpec.of(out) if is_tensor else None,
             storage=storage_key(out) if is_tensor else None,
+            is_view=is_tensor and bool(out._is_view() or (out.layout == torch.strided and not out.is_contiguous())),
             path=path or self._stack[-1],
             source=source or _source(),
             flops=seen.flops,
@@ -361,7 +381,7 @@ class Recorder(TorchFunctionMode):
             return node
         name = self.shadow.name_of(tensor)
         if name is None:
-            if self.real or isinstance(tensor, torch._subclasses.FakeTensor):
+            if self.real or isinstance(tensor, FakeTensor):
                 refusal = self._refuse(
                     f"a tensor of shape {tuple(tensor.shape)} comes from where no torch function was seen to make it "
                     f"(a tensor kept from an earlier call, or code outside Python)"
@@ -408,7 +428,7 @@ def _numbers(value: Any) -> bool:
         return any(map(_numbers, value))
     if isinstance(value, dict):
         return any(map(_numbers, value.values()))
-    return isinstance(value, (int, float, complex, str)) and not isinstance(value, bool)
+    return isinstance(value, (int, float, complex, str))
 
 
 def _stand_in(fake: torch.Tensor) -> torch.Tensor:
@@ -434,7 +454,8 @@ def _source() -> str:
     frame = sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename
-        if not file.startswith(_OWN_CODE) and not file.startswith("<") and "contextlib" not in file:
+        own = file.startswith((*_OWN_CODE, "<")) or os.path.dirname(file) == _FRONT_DOOR or "contextlib" in file
+        if not own:
             return f"{file}:{frame.f_lineno} in {frame.f_code.co_name}"
         frame = frame.f_back  # type: ignore[assignment]
     return ""

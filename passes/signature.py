@@ -39,8 +39,9 @@ class Signature:
                 )
             tensors, found = flatten(given.pop(name))
             if check and not found.matches(tree):
+                now, before = (found, tree) if found.text != tree.text else (found.constants, tree.constants)
                 raise InputError(
-                    f"input {name!r} is {found} now but was {tree} when the model was captured (* is a tensor); "
+                    f"input {name!r} is {now} now but was {before} when the model was captured (* is a tensor); "
                     f"values that are not tensors are part of the program: compile again for this call"
                 )
             leaves += tensors

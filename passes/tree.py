@@ -30,13 +30,14 @@ class Tree:
     build: Callable[[Sequence[Any]], Any]
     text: str
     constants: tuple[Any, ...] = ()  # what is neither a tensor nor a container
+    print: str = ""  # what objects among the constants held when the tree was made: they may be changed in place
 
     def unflatten(self, leaves: Sequence[Any]) -> Any:
         return self.build(leaves)
 
     def matches(self, other: Tree) -> bool:
         """Whether two values have the same structure and, beside their tensors, hold the same things."""
-        if self.text != other.text or len(self.constants) != len(other.constants):
+        if self.text != other.text or len(self.constants) != len(other.constants) or self.print != other.print:
             return False
         return all(_equal(a, b) for a, b in zip(self.constants, other.constants, strict=True))
 
@@ -48,6 +49,10 @@ def flatten(value: Any) -> tuple[list[torch.Tensor], Tree]:
     """The tensors of `value` in a fixed order, and the tree that rebuilds it from such a list."""
     leaves: list[torch.Tensor] = []
     tree = _flatten(value, leaves, set())
+    objects = [c for c in tree.constants if not isinstance(c, (*SCALARS, type)) and hasattr(c, "__dict__")]
+    if objects:
+        held = [sorted(vars(c).items(), key=lambda kv: kv[0]) for c in objects if not callable(c)]
+        tree = dataclasses.replace(tree, print=repr(held)[:10_000])
     return leaves, tree
 
 
@@ -99,6 +104,9 @@ def _open(value: Any) -> tuple[list[Any], Callable[[list[Any]], Any] | None, str
         return [], None, kind.__name__
     if isinstance(value, (list, tuple)) and not isinstance(value, torch.Size):  # a subclass nobody registered
         return list(value), lambda parts: kind(parts), kind.__name__
+    if isinstance(value, dict):  # a dict subclass that nobody registered: rebuild it through its own constructor
+        order = list(value)
+        return [value[k] for k in order], lambda parts: kind(zip(order, parts, strict=True)), f"{kind.__name__}{order}"
     fields = _fields(value)
     if dataclasses.is_dataclass(value) or any(_holds_tensor(v, 1) for v in fields.values()):
         names = list(fields)
@@ -110,9 +118,6 @@ def _open(value: Any) -> tuple[list[Any], Callable[[list[Any]], Any] | None, str
             return made
 
         return [fields[n] for n in names], make, f"object {kind.__name__}{names}"
-    if isinstance(value, dict):  # a dict subclass that nobody registered: rebuild it through its own constructor
-        order = list(value)
-        return [value[k] for k in order], lambda parts: kind(zip(order, parts, strict=True)), f"{kind.__name__}{order}"
     return [], None, kind.__name__
 
 

@@ -26,8 +26,16 @@ BYTES = st.one_of(st.sampled_from([0, 100, 1000]), st.integers(0, 3000))
 def profiles(draw: st.DrawFn) -> Profile:
     size = draw(st.integers(1, 9))
     units = tuple(
-        UnitCost(f"block{at // 3}.{at % 3}", draw(MS), draw(MS), parameter_bytes=draw(BYTES), saved_bytes=draw(BYTES),
-                 output_bytes=draw(BYTES)) for at in range(size))
+        UnitCost(
+            f"block{at // 3}.{at % 3}",
+            draw(MS),
+            draw(MS),
+            parameter_bytes=draw(BYTES),
+            saved_bytes=draw(BYTES),
+            output_bytes=draw(BYTES),
+        )
+        for at in range(size)
+    )
     return Profile(units, cost="flops", device="cpu", loss=draw(st.sampled_from([0.0, 0.0, 3.0])))
 
 
@@ -57,9 +65,17 @@ def cases(draw: st.DrawFn) -> tuple[Profile, int, dict[str, Any]]:
     return profile, K, options
 
 
-def brute_price(profile: Profile, cuts: tuple[int, ...], above: tuple[bool, ...], method: str, aux_budget: float,
-                state_factor: float, speeds: list[float] | None = None, link: Link | None = None,
-                **_: Any) -> tuple[float, list[float]]:
+def brute_price(
+    profile: Profile,
+    cuts: tuple[int, ...],
+    above: tuple[bool, ...],
+    method: str,
+    aux_budget: float,
+    state_factor: float,
+    speeds: list[float] | None = None,
+    link: Link | None = None,
+    **_: Any,
+) -> tuple[float, list[float]]:
     units, K = profile.units, len(cuts) + 1
     s = speeds or [1.0] * K
     b = [0, *cuts, len(units)]
@@ -146,18 +162,27 @@ def check_against_brute_force(case: tuple[Profile, int, dict[str, Any]]) -> None
 
 @settings(max_examples=200, deadline=None)
 @given(cases(), st.sampled_from([0.0, 0.2, 0.5, 0.8, 1.0]))
-def test_the_search_alone_decides_as_brute_force_does(
-        case: tuple[Profile, int, dict[str, Any]], share: float) -> None:
+def test_the_search_alone_decides_as_brute_force_does(case: tuple[Profile, int, dict[str, Any]], share: float) -> None:
     """The bounds are so tight on small models that they hide what the search drops: take them away."""
     profile, K, options = case
     assume(K > 1)  # one stage leaves the search nothing to do
     best = brute_force(profile, K, {**options, "memory_limit": math.inf, "pins": None})
-    worst = max(brute_price(profile, cuts, above, **options)[0]
-                for cuts in itertools.combinations(range(1, len(profile.units)), K - 1)
-                for above in itertools.product([False, True], repeat=K - 1))
+    worst = max(
+        brute_price(profile, cuts, above, **options)[0]
+        for cuts in itertools.combinations(range(1, len(profile.units)), K - 1)
+        for above in itertools.product([False, True], repeat=K - 1)
+    )
     T = best + share * (worst - best) * 0.1
-    problem = _problem(profile, K, options["method"], options["aux_budget"], options.get("speeds") or [1.0] * K, None,
-                       options.get("link"), options["state_factor"])
+    problem = _problem(
+        profile,
+        K,
+        options["method"],
+        options["aux_budget"],
+        options.get("speeds") or [1.0] * K,
+        None,
+        options.get("link"),
+        options["state_factor"],
+    )
     for value, feasible in ((T * (1 + 1e-6), True), (best * (1 - 1e-6), best == 0)):
         bounds = unbounded(problem, value)
         with pytest.MonkeyPatch.context() as patch:
@@ -166,7 +191,8 @@ def test_the_search_alone_decides_as_brute_force_does(
         assert outcome.complete and (outcome.found is not None) == feasible
         if outcome.found:
             assert brute_price(profile, tuple(outcome.found.cuts), tuple(outcome.found.above), **options)[0] <= max(
-                value * (1 + 1e-6), 1e-9)
+                value * (1 + 1e-6), 1e-9
+            )
 
 
 def unbounded(problem: Problem, T: float) -> Relaxation:
@@ -200,7 +226,8 @@ def test_the_reported_numbers_are_those_of_the_equations(case: tuple[Profile, in
 @settings(max_examples=60, deadline=None)
 @given(cases())
 def test_the_smallest_limit_that_an_error_names_works_and_one_byte_less_does_not(
-        case: tuple[Profile, int, dict[str, Any]]) -> None:
+    case: tuple[Profile, int, dict[str, Any]],
+) -> None:
     profile, K, options = case
     options = {**options, "memory_limit": 1.0}
     try:
@@ -216,7 +243,8 @@ def test_the_smallest_limit_that_an_error_names_works_and_one_byte_less_does_not
 @settings(max_examples=40, deadline=None)
 @given(cases(), st.sampled_from([0.0, 0.05, 0.5]))
 def test_auto_is_the_smallest_stage_count_within_tolerance(
-        case: tuple[Profile, int, dict[str, Any]], tolerance: float) -> None:
+    case: tuple[Profile, int, dict[str, Any]], tolerance: float
+) -> None:
     profile, _, options = case
     options = {name: options[name] for name in options if name not in ("speeds", "memory_limit", "pins")}
     every = [partition(profile, K, **options) for K in range(1, min(4, len(profile.units)) + 1)]
@@ -233,8 +261,10 @@ def test_dropping_beaten_labels_changes_no_optimum(seed: int) -> None:
         size, K = int(random.integers(15, 60)), int(random.integers(3, 9))
         work = random.random(size) + 0.05
         forward = work * random.random(size)
-        units = tuple(UnitCost(f"u{at}", float(f), float(w - f), output_bytes=int(random.integers(0, 4000)))
-                      for at, (f, w) in enumerate(zip(forward, work, strict=True)))
+        units = tuple(
+            UnitCost(f"u{at}", float(f), float(w - f), output_bytes=int(random.integers(0, 4000)))
+            for at, (f, w) in enumerate(zip(forward, work, strict=True))
+        )
         profile = Profile(units, cost="flops", device="cpu")
         link = Link(4000 / (work.sum() / K * random.choice([0.1, 0.4])))
         speeds = [float(speed) for speed in random.choice([1.0, 1.0, 2.0], K)]

@@ -22,7 +22,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from lpcompile import GateError, InputError, PlanError, Program, capture, cuts, parallelize
+from lpcompile import InputError, PlanError, Program, capture, cuts, parallelize
 from lpcompile.passes.split import Stage, split, stage_io
 from lpcompile.plan import Plan
 from tests.properties.random_models import Call, Gate, Recipe, Repeat, Residual, examples, recipes
@@ -123,11 +123,14 @@ def assert_same(left: Step, right: Step) -> None:
 
 
 def assert_close(left: Step, right: Step) -> None:
+    """Equal up to rounding. A gradient that cancels to zero keeps the rounding of the largest one, hence the scale."""
+    floats = [t.abs().max().item() for t in left.tensors.values() if t is not None and t.is_floating_point()]
+    atol = 1e-6 * max(10.0, *floats)
     for name, tensor in left.tensors.items():
         other = right.tensors[name]
         assert (tensor is None) == (other is None), name
         if tensor is not None and other is not None:
-            torch.testing.assert_close(other, tensor, rtol=1e-4, atol=1e-5, msg=lambda m, n=name: f"{n}: {m}")
+            torch.testing.assert_close(other, tensor, rtol=1e-4, atol=atol, msg=lambda m, n=name: f"{n}: {m}")
 
 
 def descend(model: nn.Module) -> None:
@@ -383,19 +386,12 @@ def agree(model: nn.Module, program: nn.Module, call: Call) -> None:
     assert_same(serial_step(copy.deepcopy(model), call, seed=6), serial_step(program, call, seed=6))
 
 
-IN_THE_WAY = pytest.mark.xfail(strict=True, raises=AttributeError, reason="fx.GraphModule has an attribute `meta` "
-                               "of its own, and recompile looks for such names in the class only")  # fmt: skip
-
-
-@pytest.mark.parametrize("name", ["graph", "code", pytest.param("meta", marks=IN_THE_WAY)])
+@pytest.mark.parametrize("name", ["graph", "code", "meta"])
 def test_a_block_may_have_the_name_of_something_in_fx(name: str) -> None:
     recipe = Recipe(body=(Residual(), Residual()), name=name)
     agree(model := recipe.build(), compiled(model, 2, recipe.call(2)), recipe.call(2))
 
 
-@pytest.mark.xfail(strict=True, raises=GateError, reason="a view crosses the cut and is written after it: the stage "
-                   "writes into a clone, so autograd has no CopySlices, gradients come in another memory layout and "
-                   "batch norm's backward adds up in another order; such a cut should be illegal")  # fmt: skip
 def test_a_view_may_be_written_in_place_after_a_boundary() -> None:
     block = Residual(norm="batch view", activation="swish", add="+=")
     recipe = Recipe(body=(Repeat(block),), kind="words", head="words")
@@ -419,8 +415,6 @@ class SharedOutputs(nn.Module):
         return y, early, x.view(2, 2, 2)
 
 
-@pytest.mark.xfail(strict=True, raises=GateError, reason="cuts._Forbidden.emitted keeps one step per storage, the last "
-                   "output's, so an earlier output of the same memory does not forbid the cut")  # fmt: skip
 def test_two_outputs_may_share_memory_that_is_written_late() -> None:
     torch.manual_seed(0)
     call = Call((torch.randn(2, 4),), {})
@@ -477,3 +471,23 @@ class OfLabels(SharedOutputs):
 def test_a_model_may_return_a_dict_of_its_own_class() -> None:
     call = Call((torch.ones(2, 4),), {})
     agree(model := OfLabels(), compiled(model, 2, call), call)
+
+
+@dataclass
+class Options:
+    scale: float = 1.0
+
+
+class Scaled(SharedOutputs):
+    def forward(self, x: Tensor, options: Options) -> Any:
+        for inner in self.layers:
+            x = x + inner(x) * options.scale
+        return x
+
+
+def test_an_options_object_changed_in_place_is_refused_or_followed() -> None:
+    call = Call((torch.ones(2, 4), Options()), {})
+    program = compiled(model := Scaled(), 2, call)
+    call.args[1].scale = 0.5
+    with contextlib.suppress(InputError):  # serial_step copies the call, which would hide it
+        assert torch.equal(model(*call.args), program(*call.args))
