@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from lpcompile.compile import parallelize
     from lpcompile.passes.capture import capture
     from lpcompile.passes.cuts import cuts
-    from lpcompile.passes.partition import Link, Pins, partition
+    from lpcompile.passes.partition import Link, partition
+    from lpcompile.passes.partition_options import Pins
     from lpcompile.plan import Plan
     from lpcompile.program import Program
 
@@ -31,7 +32,7 @@ _LAZY = {
     "cuts": "lpcompile.passes.cuts",
     "partition": "lpcompile.passes.partition",
     "Link": "lpcompile.passes.partition",
-    "Pins": "lpcompile.passes.partition",
+    "Pins": "lpcompile.passes.partition_options",
     "Plan": "lpcompile.plan",
     "Program": "lpcompile.program",
     "models": "lpcompile.models",

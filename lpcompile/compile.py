@@ -19,7 +19,8 @@ from lpcompile.passes.flops import flops_profile
 from lpcompile.passes.gate import gate, staged
 from lpcompile.passes.liveness import liveness
 from lpcompile.passes.measure import Progress
-from lpcompile.passes.partition import Link, Partition, Pins, auto_stages, partition
+from lpcompile.passes.partition import Link, Partition, auto_stages, partition
+from lpcompile.passes.partition_options import Pins
 from lpcompile.passes.profile import SOURCES, profile
 from lpcompile.passes.signature import example_call
 from lpcompile.passes.split import Stage, split, stage_io

@@ -9,12 +9,9 @@ from __future__ import annotations
 
 import enum
 import operator
-import os
-import sys
 import types
 from collections.abc import Callable
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -29,13 +26,12 @@ from lpcompile.passes.leaves import is_leaf
 from lpcompile.passes.observer import Observation, Observer, storage_key
 from lpcompile.passes.patches import patched
 from lpcompile.passes.provable import UnitRange
+from lpcompile.passes.recorder_values import may_hold, nodes_in, numbers, source_line, stand_in
 from lpcompile.passes.shadow import Shadow, fake_tensor
 from lpcompile.passes.spec import TensorSpec
 from lpcompile.passes.tree import SCALARS, Tree, flatten
 from lpcompile.passes.untouched import python_rng_state, rng_state, set_rng_state
 
-_OWN_CODE = tuple(f"{Path(p).parent}{os.sep}" for p in (torch.__file__, __file__))
-_FRONT_DOOR = str(Path(__file__).parent.parent)  # our own files there; models and the zoo below are users' code
 _BINARY = "add sub mul truediv floordiv mod pow matmul and or xor lshift rshift".split()
 _COMPARE = "lt le gt ge eq ne".split()
 _OPERATORS: dict[str, Callable[..., Any]] = {
@@ -144,11 +140,11 @@ class Recorder(TorchFunctionMode):
             self._stack.pop()
             if generators is not None:  # what a leaf draws is its own business, and stays live
                 set_rng_state(generators)
-        if not self.specialise and _numbers(out):
+        if not self.specialise and numbers(out):
             raise self._refuse(f"{path} returns a Python number, which its caller may use")
-        self._emit("call_module", path, args, kwargs, out, seen, path=path)
+        node = self._emit("call_module", path, args, kwargs, out, seen, path=path)
         if not type(module).__module__.startswith("torch.nn."):
-            self._bind_kept(path, module, next(reversed(self.graph.nodes)))
+            self._bind_kept(path, module, node)
         return out
 
     def _bind_kept(self, path: str, module: nn.Module, call: fx.Node) -> None:
@@ -171,7 +167,7 @@ class Recorder(TorchFunctionMode):
         except Exception:
             leaves, tree = flatten((args, kwargs))
             with _disable_current_modes(), self._observer:
-                stand_args, stand_kwargs = tree.unflatten([_stand_in(t) for t in leaves])
+                stand_args, stand_kwargs = tree.unflatten([stand_in(t) for t in leaves])
                 out = self.shadow.model.get_submodule(path)(*stand_args, **stand_kwargs)
             results, out_tree = flatten(out)
             grown = [fake_tensor(t.detach(), mode).requires_grad_(t.requires_grad) if t.is_floating_point()
@@ -229,7 +225,7 @@ class Recorder(TorchFunctionMode):
 
     def _fail(self) -> None:
         if self.failed_at is None:
-            self.failed_at = (self._stack[-1], _source())
+            self.failed_at = (self._stack[-1], source_line())
 
     # ---- functions
 
@@ -248,7 +244,7 @@ class Recorder(TorchFunctionMode):
         out, seen = self._observe(lambda: func(*args, **kwargs))
         if seen.sized_by_data and not self.specialise:
             raise self._refuse("the shape of a result depends on the values in a tensor")
-        tensors = [out] if isinstance(out, torch.Tensor) else flatten(out)[0] if _may_hold(out) else []
+        tensors = [out] if isinstance(out, torch.Tensor) else flatten(out)[0] if may_hold(out) else []
         if not tensors:
             if name == "__setitem__":
                 self._emit("call_function", operator.setitem, args, kwargs, None, seen)
@@ -274,7 +270,7 @@ class Recorder(TorchFunctionMode):
     def _refuse(self, reason: str) -> Unrecordable:
         """An error to raise. It is remembered: forward may catch it and go on another way than it would."""
         self._fail()
-        refusal = Unrecordable(self._stack[-1], reason, _source())
+        refusal = Unrecordable(self._stack[-1], reason, source_line())
         self.refused = self.refused or refusal
         return refusal
 
@@ -308,10 +304,12 @@ class Recorder(TorchFunctionMode):
 
     # ---- nodes
 
-    def _emit(self, op: str, target: Any, args: Any, kwargs: Any, out: Any, seen: Observation, path: str = "") -> None:
+    def _emit(
+        self, op: str, target: Any, args: Any, kwargs: Any, out: Any, seen: Observation, path: str = ""
+    ) -> fx.Node:
         no_grad = not torch.is_grad_enabled() and self._may_need_grad(op, target, (args, kwargs))
         arguments, keywords = self._argument(args), self._argument(kwargs)
-        varies = seen.random or op == "call_module" or any(n.meta["varies"] for n in _nodes_in((arguments, keywords)))
+        varies = seen.random or op == "call_module" or any(n.meta["varies"] for n in nodes_in((arguments, keywords)))
         if no_grad or self.autocasts:
             op, target, arguments = self._as_function(op, target, arguments)
             target = Autocast(target, *self.autocasts) if self.autocasts else target
@@ -319,6 +317,7 @@ class Recorder(TorchFunctionMode):
         node = self.graph.create_node(op, target, arguments, keywords)
         self._describe(node, out, seen, path=path, varies=varies)
         self._bind(out, node)
+        return node
 
     def _as_function(self, op: str, target: Any, arguments: Any) -> tuple[str, Any, Any]:
         """The same call as a plain function, so that a context can be put around it."""
@@ -345,7 +344,7 @@ class Recorder(TorchFunctionMode):
             storage=storage_key(out) if is_tensor else None,
             is_view=is_tensor and bool(out._is_view() or (out.layout == torch.strided and not out.is_contiguous())),
             path=path or self._stack[-1],
-            source=source or _source(),
+            source=source or source_line(),
             flops=seen.flops,
             backward_flops=seen.backward_flops,
             saved_bytes=seen.saved_bytes,
@@ -366,10 +365,10 @@ class Recorder(TorchFunctionMode):
             parts = [(operator.getitem, i, part) for i, part in enumerate(out)]
         elif isinstance(out, dict):
             parts = [(operator.getitem, key, part) for key, part in out.items()]
-        elif _may_hold(out) and hasattr(out, "__dict__"):
+        elif may_hold(out) and hasattr(out, "__dict__"):
             parts = [(getattr, key, part) for key, part in vars(out).items()]
         for access, key, part in parts:
-            if _may_hold(part) and flatten(part)[0]:
+            if may_hold(part) and flatten(part)[0]:
                 child = self.graph.call_function(access, (node, key))
                 self._describe(child, part, Observation(), path=node.meta["path"], source=node.meta["source"],
                                varies=node.meta["varies"])  # fmt: skip
@@ -420,42 +419,3 @@ class Recorder(TorchFunctionMode):
         if isinstance(value, (*SCALARS, type(Ellipsis), torch.memory_format, enum.Enum)):
             return value
         raise self._refuse(f"a {type(value).__name__} object is passed on as an argument")
-
-
-def _numbers(value: Any) -> bool:
-    """Whether a result holds numbers or strings beside tensors."""
-    if isinstance(value, (tuple, list)):
-        return any(map(_numbers, value))
-    if isinstance(value, dict):
-        return any(map(_numbers, value.values()))
-    return isinstance(value, (int, float, complex, str))
-
-
-def _stand_in(fake: torch.Tensor) -> torch.Tensor:
-    """A real tensor like a fake one: small numbers for floats, zeros (valid indices) for integers."""
-    if fake.is_floating_point():
-        values = torch.linspace(-1, 1, max(fake.numel(), 1), device=fake.device)[: fake.numel()]
-        return values.reshape(fake.shape).to(fake.dtype).requires_grad_(fake.requires_grad)
-    return torch.zeros(tuple(fake.shape), dtype=fake.dtype, device=fake.device)
-
-
-def _nodes_in(arguments: Any) -> list[fx.Node]:
-    found: list[fx.Node] = []
-    fx.map_arg(arguments, lambda node: found.append(node))
-    return found
-
-
-def _may_hold(value: Any) -> bool:
-    return not isinstance(value, (*SCALARS, torch.Size, torch.finfo, torch.iinfo, nn.Module, type))
-
-
-def _source() -> str:
-    """`file:line in function` of the innermost frame that is the user's, not torch's and not ours."""
-    frame = sys._getframe(1)
-    while frame is not None:
-        file = frame.f_code.co_filename
-        own = file.startswith((*_OWN_CODE, "<")) or os.path.dirname(file) == _FRONT_DOOR or "contextlib" in file
-        if not own:
-            return f"{file}:{frame.f_lineno} in {frame.f_code.co_name}"
-        frame = frame.f_back  # type: ignore[assignment]
-    return ""

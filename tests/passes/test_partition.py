@@ -12,7 +12,8 @@ import pytest
 
 from lpcompile.errors import PlanError, UsageError
 from lpcompile.passes.cost import Profile, UnitCost
-from lpcompile.passes.partition import METHODS, Link, Pins, auto_stages, evaluate, partition
+from lpcompile.passes.partition import Link, auto_stages, evaluate, partition
+from lpcompile.passes.partition_options import METHODS, Pins
 
 
 def profile_of(
