@@ -120,7 +120,9 @@ class _Attempt:
         map_graph(recorder.graph, lambda n: n.op == "call_module" or n.meta["random"] or bool(n.meta["writes"]))
         leaves = [self.model.get_submodule(str(n.target)) for n in recorder.graph.nodes if n.op == "call_module"]
         own = any(not type(m).__module__.startswith("torch.nn.") for m in leaves)  # may give another kind of result
-        return Recording(recorder.graph, tree, dict(recorder.constants), recorder.reads_training or own)
+        return Recording(
+            recorder.graph, tree, dict(recorder.constants), recorder.reads_training or own, recorder.reads_sizes
+        )
 
     @staticmethod
     def _alias(tensor: torch.Tensor) -> torch.Tensor:
@@ -205,6 +207,7 @@ class Recording:
     tree: Tree
     constants: dict[str, torch.Tensor]
     reads_training: bool = True  # whether evaluation may be another graph
+    reads_sizes: bool = True  # whether another batch may be another graph in ways that two sizes do not show
 
 
 def capture(
@@ -300,7 +303,7 @@ def _free_batch(
                 if second.tree.text != recording.tree.text:
                     raise Different(f"the output is {recording.tree} and {second.tree} at batch {size}")
                 marks = same_graph(recording.graph, second.graph, (batch, size), probe is smaller)
-                if follows(marks):  # two sizes fit any line: ask a third
+                if recording.reads_sizes or follows(marks):  # two sizes fit any line: ask a third
                     third = 2 * batch + 5
                     confirm(marks, attempt.record(resized(probe, third), training, rebuild).graph, third)
                 return marks, probe if probe is smaller else None
@@ -308,6 +311,9 @@ def _free_batch(
                 if isinstance(error, Unrecordable) and error.stray and not attempt.warmed:
                     attempt.warm_caches(tensors, rebuild)
                 reason = str(error)
+    for node in recording.graph.nodes:
+        if node.meta.get("spec") is not None:
+            node.meta["spec"] = node.meta["spec"].with_batch(())
     attempt.notes.append(f"the graph is tied to batch size {batch}: {reason}")
     return {}, None
 

@@ -47,6 +47,7 @@ _READS = {"item", "tolist", "numpy", "__bool__", "__int__", "__float__", "__inde
           "__contains__", "allclose", "is_nonzero", "__array__"}  # fmt: skip
 
 
+_SIZES = {"shape", "size", "__len__", "numel", "nelement", "element_size"}
 _HOOKS = {"register_hook", "register_post_accumulate_grad_hook", "retain_grad"}
 
 
@@ -77,7 +78,7 @@ class Recorder(TorchFunctionMode):
         self.autocasts: list[tuple[str, torch.dtype, bool, bool]] = []  # the regions that forward has entered
         self.failed_at: tuple[str, str] | None = None
         self.refused: Unrecordable | None = None
-        self.reads_training = False
+        self.reads_training = self.reads_sizes = False
         self.watch_random = watch_random
         self.random_path: str | None = None  # the innermost module that drew from Python's generators
         self._nodes: dict[int, fx.Node] = {}
@@ -236,6 +237,8 @@ class Recorder(TorchFunctionMode):
             return func(*args, **kwargs)
         if name in _READS:
             return self._read(func, name, args, kwargs)
+        if name in _SIZES or (name == "__get__" and func.__self__.__name__ in _SIZES):
+            self.reads_sizes = True
         if any(type(a).__name__ == "ndarray" for a in (*args, *kwargs.values())):
             with _disable_current_modes():
                 return func(*args, **kwargs)  # a constant of the code: it enters the graph where it is used

@@ -170,3 +170,46 @@ def test_a_moved_or_changed_model_is_followed():
     assert model.scale.dtype == torch.float64
     again = lpcompile.parallelize(model, 2, example_inputs=x.double(), cost="flops")
     assert torch.equal(again(x.double()), model(x.double()))
+
+
+class Annealed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+        self.temperature, self.epoch = 1.0, 0
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = x + layer(x)
+        return x / self.temperature
+
+
+def test_a_number_that_forward_uses_may_not_change_unnoticed():
+    model, x = Annealed(), torch.randn(2, 4)
+    program = lpcompile.parallelize(model, 2, example_inputs=x, cost="flops")
+    model.epoch = 5  # not part of the program
+    assert torch.equal(program(x), model(x))
+    model.temperature = 0.5
+    with pytest.raises(InputError, match=r"temperature is 0.5 now and was 1.0"):
+        program(x)
+
+
+def test_inputs_that_want_gradients_get_the_models_own():
+    model, x = Annealed(), torch.randn(2, 4)
+    program = lpcompile.parallelize(model, 2, example_inputs=x, cost="flops")
+    gradients = []
+    for module in (model, program):
+        leaf = x.clone().requires_grad_()
+        module(leaf).square().sum().backward()
+        gradients.append(leaf.grad)
+    assert torch.equal(*gradients)
+
+
+def test_a_kept_tensor_is_warned_about():
+    class Keeps(Annealed):
+        def forward(self, x):
+            self.last = super().forward(x)
+            return self.last
+
+    with pytest.warns(UserWarning, match="keeps a tensor in last; the program does not"):
+        lpcompile.parallelize(Keeps(), 2, example_inputs=torch.randn(2, 4), cost="flops")

@@ -336,3 +336,102 @@ def test_leaf_keeps_modules_whole_by_name_and_by_class():
     by_name = lpcompile.capture(model, x, leaf=["blocks"])
     assert "blocks" in {n.target for n in by_name.graph.nodes}
     assert torch.equal(run(by_name, x), run(model, x))
+
+
+class Loop(nn.Module):
+    """Blocks under a forward given as a function."""
+
+    def __init__(self, body) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(4, 4) for _ in range(2))
+        self.body = body
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = x + block(x)
+        return self.body(self, x)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        lambda m, x: x * x.shape[0] ** 2,
+        lambda m, x: x / x.shape[0] ** 0.5,
+        lambda m, x: x[: x.shape[0] // 2],
+        lambda m, x: x * 2 if x.shape[0] > 8 else x,
+        lambda m, x: (x, x.shape[0]),
+    ],
+)
+def test_what_is_not_linear_in_the_batch_ties_the_graph_to_it(body):
+    model = Loop(body)
+    captured = lpcompile.capture(model, torch.randn(2, 4))
+    with pytest.raises(InputError, match="compiled for"):
+        captured(torch.randn(9, 4))
+
+
+def test_what_is_linear_in_the_batch_follows_it():
+    model = Loop(lambda m, x: x.view(x.shape[0] * 2, 2) + torch.arange(x.shape[0] * 2)[:, None])
+    captured = lpcompile.capture(model, torch.randn(2, 4))
+    for batch in (1, 3, 8):
+        x = torch.randn(batch, 4)
+        assert torch.equal(captured(x), model(x))
+
+
+def test_an_exception_that_forward_swallows_is_still_a_refusal():
+    def body(model, x):
+        try:
+            return x * int(x.sum())
+        except Exception:
+            return x
+
+    with pytest.raises(CaptureError, match="depends on the values in a tensor"):
+        lpcompile.capture(Loop(body), torch.randn(2, 4))
+
+
+def test_a_shape_that_depends_on_data_is_refused():
+    with pytest.raises(CaptureError, match="the shape of a result depends on the values"):
+        lpcompile.capture(Loop(lambda m, x: x.sum() / x[x > 0].shape[0]), torch.randn(2, 4))
+
+
+def test_weights_that_forward_changes_are_put_back():
+    model = nn.Sequential(nn.Embedding(9, 4, max_norm=0.1), nn.Linear(4, 4))
+    before = model[0].weight.detach().clone()
+    lpcompile.parallelize(model, 2, example_inputs=torch.randint(0, 9, (2, 5)), cost="flops")
+    assert torch.equal(model[0].weight, before)
+
+
+def test_a_tensor_that_a_whole_module_leaves_behind_can_be_read():
+    class Expert(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lin, self.aux = nn.Linear(4, 4), None
+
+        def forward(self, x):
+            self.aux = x.square().mean()
+            return self.lin(x)
+
+    class Mixture(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.experts = nn.ModuleList(Expert() for _ in range(3))
+            self.head = nn.Linear(4, 4)
+
+        def forward(self, x):
+            for expert in self.experts:
+                x = x + expert(x)
+            return self.head(x), sum(e.aux for e in self.experts)
+
+    model, x = Mixture(), torch.randn(2, 4)
+    captured = lpcompile.capture(model, x)
+    assert all(torch.equal(a, b) for a, b in zip(captured(x), model(x), strict=True))
+
+
+def test_a_torchscript_function_is_one_node():
+    @torch.jit.script
+    def swish(x: torch.Tensor) -> torch.Tensor:
+        return x * torch.sigmoid(x)
+
+    model, x = Loop(lambda m, x: swish(x)), torch.randn(2, 4)
+    captured = lpcompile.capture(model, x)
+    assert sum("Script_swish" in str(n.target) for n in captured.graph.nodes) == 1
+    assert torch.equal(captured(x), model(x))
