@@ -117,7 +117,7 @@ class _Attempt:
         finally:
             self.caches.forget_fakes()
         self._check_state(recorder, before, generators, lambda: shadow.root(*args, **kwargs))
-        map_graph(recorder.graph, lambda n: n.op == "call_module" or n.meta["random"] or bool(n.meta["writes"]))
+        map_graph(recorder.graph, lambda n: n.op == "call_module" or bool(n.meta.get("random") or n.meta.get("writes")))
         leaves = [self.model.get_submodule(str(n.target)) for n in recorder.graph.nodes if n.op == "call_module"]
         own = any(not type(m).__module__.startswith("torch.nn.") for m in leaves)  # may give another kind of result
         return Recording(

@@ -73,7 +73,7 @@ def ours(model: nn.Module, inputs: Inputs, make_inputs: Callable[[int], Inputs],
 def differences(model: nn.Module, other: Callable[..., Any], inputs: Inputs, evaluate: bool = True) -> list[str]:
     """What differs in outputs, gradients and buffers after a training step, and in outputs in evaluation."""
     found = []
-    state = copy.deepcopy({k: v for k, v in model.state_dict().items() if isinstance(v, torch.Tensor)})
+    state = copy.deepcopy(model.state_dict())
     for training in (True, False) if evaluate else (True,):
         model.train(training)
         left = _step(model, model, inputs, training, state)
