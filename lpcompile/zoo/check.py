@@ -62,6 +62,8 @@ def ours(model: nn.Module, inputs: Inputs, make_inputs: Callable[[int], Inputs],
         wrong = differences(model, program, inputs)
         if plan.batch_free and not wrong:
             wrong = [f"at batch 3: {w}" for w in differences(model, program, make_inputs(3), evaluate=False)]
+    except LpError as error:
+        return row | {"status": "refused", "why": f"at a call: {_short(error)}"}
     except Exception as error:
         wrong = [f"{_short(error)} when run"]
     keys = set().union(*(s.state_dict() for s in program.stages))
