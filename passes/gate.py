@@ -21,6 +21,14 @@ from lpcompile.passes.tree import flatten
 from lpcompile.passes.untouched import untouched
 
 SEED = 20
+MODEL_FAILS = (
+    "the model itself fails in {} on the example inputs, so there is nothing to check the program against; "
+    "repair it, or pass gate=False"
+)
+PROGRAM_FAILS = (
+    "the compiled program fails in {} where the model does not, and is refused; "
+    "keep the module that this belongs to whole with leaf=[...], or report the model to us"
+)
 Forward = Callable[[list[torch.Tensor]], Any]
 
 
@@ -123,8 +131,8 @@ def gate(
             if training != before:
                 model.train(training)
             set_mode(training)
-            left = _reference_step(model, reference, inputs, training, written)
-            right = _program_step(model, program, inputs, training, written)
+            left = _checked_step(model, reference, inputs, training, written, MODEL_FAILS)
+            right = _checked_step(model, program, inputs, training, written, PROGRAM_FAILS)
             if left != right:
                 _refuse(model, reference, program, inputs, training, written)
         finally:
@@ -133,30 +141,15 @@ def gate(
             set_mode(before)
 
 
-def _reference_step(
-    model: nn.Module, reference: Forward, inputs: list[torch.Tensor], training: bool, written: Sequence[str]
+def _checked_step(
+    model: nn.Module, forward: Forward, inputs: list[torch.Tensor], training: bool, written: Sequence[str], blame: str
 ) -> Step:
+    """`run_step`, with a failure turned into a refusal that says whose it is."""
     try:
-        return run_step(model, reference, inputs, training, written=written)
+        return run_step(model, forward, inputs, training, written=written)
     except Exception as error:
         mode = "a training step" if training else "evaluation under no_grad"
-        raise GateError(
-            f"the model itself fails in {mode} on the example inputs ({type(error).__name__}: {error}), so there is "
-            f"nothing to check the program against; repair it, or pass gate=False"
-        ) from error
-
-
-def _program_step(
-    model: nn.Module, program: Forward, inputs: list[torch.Tensor], training: bool, written: Sequence[str]
-) -> Step:
-    try:
-        return run_step(model, program, inputs, training, written=written)
-    except Exception as error:
-        mode = "a training step" if training else "evaluation under no_grad"
-        raise GateError(
-            f"the compiled program fails in {mode} where the model does not ({type(error).__name__}: {error}) and is "
-            f"refused; keep the module that this belongs to whole with leaf=[...], or report the model to us"
-        ) from error
+        raise GateError(f"{blame.format(mode)} ({type(error).__name__}: {error})") from error
 
 
 def _refuse(
