@@ -5,7 +5,6 @@
 Both sides run alternately in one process with one thread, and medians are compared.
 """
 
-import re
 import sys
 
 import torch
@@ -26,7 +25,7 @@ for name in sys.argv[1:] or BATCHES:
     tensors = captured._lp.signature.flat(source.example_args, source.example_kwargs)
     torch.set_num_threads(1)
     profile = measured_profile(captured, parts, tensors, threads=1, seconds=30)
-    ratio = float(re.findall(r"[\d.]+", profile.notes[0])[0])
+    ratio = profile.raw_ratio or 0.0
     whole = (profile.whole_forward or 0.0) + (profile.whole_backward or 0.0)
     batch = BATCHES.get(name, 2)
     rows.append([name, batch, len(parts), f"{whole * ratio:.1f}", f"{whole:.1f}", f"{ratio:.3f}"])

@@ -26,6 +26,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return int(arguments.run(arguments))
     except UsageError as error:
+        if arguments.debug:
+            raise
         print(f"lpcompile: {error}", file=sys.stderr)
         return 2
     except LpError as error:
@@ -100,6 +102,10 @@ def _inspect(arguments: argparse.Namespace) -> int:
 
     if arguments.model.endswith(".json"):
         plan = Plan.load(arguments.model)
+        if arguments.cuts or arguments.graph:
+            raise UsageError("a saved plan has neither cuts nor a graph; name the model instead of the plan")
+        if arguments.units:
+            print(unit_table(plan), end="\n\n")
         print(json.dumps(plan.to_json(), indent=1) if arguments.json else plan)
         return 0
     from lpcompile import sources

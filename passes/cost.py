@@ -34,6 +34,7 @@ class Profile:
     device: str
     whole_forward: float | None = None  # ms of the undivided model, where it was measured
     whole_backward: float | None = None
+    raw_ratio: float | None = None  # measured units before scaling, added up, over the undivided step
     loss: float = 0.0  # ms of loss forward + backward, charged to the last rank
     notes: tuple[str, ...] = ()
 

@@ -18,8 +18,6 @@ from lpcompile.passes.capture import Captured
 from lpcompile.passes.liveness import Liveness, liveness
 from lpcompile.passes.spec import TensorSpec
 
-ANY_WIDTH = 10**9
-
 
 @dataclass(frozen=True)
 class Cut:

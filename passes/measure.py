@@ -87,7 +87,7 @@ def measured_profile(
     )
     ratio = (raw_forward + raw_backward) / ((whole_forward + whole_backward) or 1.0)
     note = f"units add up to {ratio:.3f} of the undivided step ({len(runs)} steps), scaled to it"
-    return Profile(costs, "measured", _device_name(device), whole_forward, whole_backward, notes=(note,))
+    return Profile(costs, "measured", _device_name(device), whole_forward, whole_backward, ratio, notes=(note,))
 
 
 class Times:

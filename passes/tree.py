@@ -63,10 +63,6 @@ def _equal(a: Any, b: Any) -> bool:
         return type(a).__name__ == "ndarray" and a.shape == b.shape and bool((a == b).all())
 
 
-def tensors_of(value: Any) -> list[torch.Tensor]:
-    return flatten(value)[0]
-
-
 def _flatten(value: Any, leaves: list[torch.Tensor], seen: set[int]) -> Tree:
     if isinstance(value, torch.Tensor):
         leaves.append(value)

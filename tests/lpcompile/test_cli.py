@@ -23,6 +23,8 @@ def test_inspect_json_round_trips_and_a_saved_plan_can_be_inspected(capsys, tmp_
     assert main(["inspect", "resnet20", "-K", "2", "--cost", "flops", "--json", "--save", str(file)]) == 0
     plan = Plan.from_json(json.loads(capsys.readouterr().out))
     assert plan == Plan.load(file)
+    assert main(["inspect", str(file), "--cuts"]) == 2
+    assert "name the model instead" in capsys.readouterr().err
     assert main(["inspect", str(file)]) == 0
     assert "K = 2 stages" in capsys.readouterr().out
 
