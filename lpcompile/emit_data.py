@@ -43,6 +43,7 @@ def describe(program: Any, parts: dict[str, Any]) -> dict[str, Any]:
         "training": program.module.training,
         "modes": {p: m.training for p, m in program.module.named_modules() if m.training != program.module.training},
         "modules": [module_to_json(p, m) for p, m in program.module.named_modules(remove_duplicate=False)],
+        "shared": shared(parts),
         "ties": ties(parts),
         "strides": {name: strides(part) for name, part in parts.items()},
     }
@@ -148,6 +149,16 @@ def ties(parts: dict[str, Any]) -> list[list[list[str]]]:
     for name, part in parts.items():
         for key, (tensor, _) in sorted(named_tensors(part).items(), key=lambda item: (not item[1][1], item[0])):
             groups.setdefault(id(tensor), []).append([name, key])
+    return [group for group in groups.values() if len(group) > 1]
+
+
+def shared(parts: dict[str, Any]) -> list[list[list[str]]]:
+    """Groups of names, as (part, path), that are one layer."""
+    groups: dict[int, list[list[str]]] = {}
+    for name, part in parts.items():
+        for path, module in part.named_modules(remove_duplicate=False):
+            if path and type(module) is not nn.Module:
+                groups.setdefault(id(module), []).append([name, path])
     return [group for group in groups.values() if len(group) > 1]
 
 

@@ -23,6 +23,7 @@ def load_stages(folder: Path = HERE, training: bool = True) -> list[nn.Module]:
     model = json.loads((folder / "model.json").read_text())
     stages = [load_part(f"stage_{k}", folder) for k in range(model["K"])]
     parts = {f"stage_{k}": stage for k, stage in enumerate(stages)}
+    share(model["shared"], parts)
     tie(model["ties"], parts)
     return [stage.train(training) for stage in stages]
 
@@ -88,6 +89,15 @@ def tie(ties: list[list[list[str]]], parts: dict[str, nn.Module]) -> None:
         here = [(parts[part], key) for part, key in group if part in parts]
         for module, key in here[1:]:
             put(module, key, get(*here[0]))
+
+
+def share(shared: list[list[list[str]]], parts: dict[str, nn.Module]) -> None:
+    """Make the names of each group one module: a layer that two stages call."""
+    for group in shared:
+        here = [(parts[part], key) for part, key in group if part in parts]
+        for module, key in here[1:]:
+            path, _, name = key.rpartition(".")
+            module.get_submodule(path)._modules[name] = here[0][0].get_submodule(here[0][1])
 
 
 def serial(stages: list[nn.Module], *inputs: torch.Tensor, folder: Path = HERE) -> Any:

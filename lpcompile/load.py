@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from torch import nn
 
 from lpcompile.emit_data import MODES, VERSION, io_from_json, signature_from_json
-from lpcompile.emitted_support import get, load_tensors, make_part, put, tie
+from lpcompile.emitted_support import get, load_tensors, make_part, put, share, tie
 from lpcompile.errors import EmitError, InputError, LpError, UsageError
 from lpcompile.passes.capture import Captured
 from lpcompile.passes.graph_module import follow, install, refresh
@@ -110,6 +110,7 @@ def _model_json(folder: Path) -> dict[str, Any]:
 
 def _load(folder: Path, data: dict[str, Any], plan: Plan) -> Program:
     parts = {name: _part(folder, name, data) for name in data["io"]}
+    share(data["shared"], parts)
     tie(data["ties"], parts)
     stages = [parts[f"stage_{k}"] for k in range(data["K"])]
     model = _reassemble(plan.model, data["modules"], stages)

@@ -21,6 +21,7 @@ from lpcompile.passes.codegen_format import indent, wrap
 from lpcompile.passes.codegen_forward import Item, Method, Writer, access
 from lpcompile.passes.codegen_init import Constructor, Made, Slot, default_of, make, own_tensors, slots
 from lpcompile.passes.codegen_leaf import MISSING, leaf
+from lpcompile.passes.codegen_modes import merge
 from lpcompile.passes.codegen_names import RESERVED, camel, class_name, prose
 from lpcompile.passes.codegen_tree import Part, Path, View, build_tree, is_container
 from lpcompile.passes.codegen_values import Names, Unprintable
@@ -119,10 +120,12 @@ class _File:
 
     def _is_chain(self, part: Part, view: View) -> bool:
         inputs, outputs = view.interface(part.path)
-        if len(inputs) != 1 or len(outputs) != 1 or own_tensors(part) or not part.children or view.symbols(part.path):
+        named = not all(n.isdigit() for n in part.children) and not part.sequential
+        if len(inputs) != 1 or len(outputs) != 1 or own_tensors(part) or not part.children or named:
             return False
-        items = Writer(view, part, self.units, self.names)._items()
-        if len(items) != len(part.children):
+        writer = Writer(view, part, self.units, self.names)
+        writer.items = items = writer._items()
+        if len(items) != len(part.children) or writer._bases():
             return False
         value = inputs[0]
         for item, child in zip(items, part.children.values(), strict=True):
@@ -156,7 +159,7 @@ class _File:
                 key = (part.original, _key(methods[part.path]), make(part, self.made))
                 groups.setdefault(key, []).append(part)
             groups = _apart(groups, self.made)
-            often = sorted(groups.values(), key=lambda parts: -len(parts))
+            often = sorted(groups.values(), key=lambda parts: (parts[0].cut, -len(parts)))
             names = {id(parts): self._class_name(parts[0], [g[0] for g in often[:i]]) for i, parts in enumerate(often)}
             for parts in groups.values():
                 self._add_class(names[id(parts)], parts, methods[parts[0].path])
@@ -168,7 +171,10 @@ class _File:
     def _class_name(self, part: Part, others: list[Part]) -> str:
         name = base = class_name(part.original)
         twins = [o for o in others if o.original == part.original]
-        if twins:  # say what it has that the other has not
+        if twins and part.cut:
+            at = min(v.spans[part.path][0] for v in self.views.values() if part.path in v.spans)
+            name = base + ("Tail" if at < len(self.views[True].steps) / 2 else "Head")
+        elif twins:  # say what it has that the other has not
             extra = [n for n in part.children if n not in twins[0].children and not n.isdigit()]
             name = base + (camel(extra[0]) if extra else "")
         count = 2
@@ -202,12 +208,9 @@ class _File:
     def _forward(self, methods: dict[bool, Method], part: Part) -> list[str]:
         bodies = {mode: self._loops(m, part) for mode, m in methods.items()}
         first = next(iter(methods.values()))
-        head = f"def forward({', '.join(['self', *first.arguments])}):"
-        if len(bodies) == 1 or bodies[True] == bodies[False]:
-            return [head, *indent(next(iter(bodies.values())))]
-        if methods[True].arguments == methods[False].arguments:
-            train = bodies[True] if bodies[True][-1].startswith("return") else [*bodies[True], "return None"]
-            return [head, *indent(["if self.training:", *indent(train), *bodies[False]])]
+        if len(bodies) == 1 or methods[True].arguments == methods[False].arguments:
+            body = merge(bodies[True], bodies[False]) if len(bodies) == 2 else next(iter(bodies.values()))
+            return [f"def forward({', '.join(['self', *first.arguments])}):", *indent(body)]
         lines = ["def forward(self, *inputs):"]
         lines += indent(["return self.forward_training(*inputs) if self.training else self.forward_evaluation(*inputs)"])
         for mode, name in ((True, "training"), (False, "evaluation")):
@@ -238,10 +241,12 @@ class _File:
         if body:
             stage += [*indent(["def __init__(self):"]), *indent(["super().__init__()", *body], 2), ""]
         stage += indent(self._forward(methods, self.root))
-        blocks = [[f'"""{prose(self.doc[0])}"""', "", *_imports(self.names.lines)]]
-        constants = sorted(self.names.constants.values(), key=lambda c: c[1])
-        if constants:
-            blocks[0] += ["", *(f"{name} = {source}" for _, name, source in constants)]
+        used = "\n".join(line for block in (*classes, stage, *self.names.constants_lines()) for line in block)
+        if self.names.helpers:
+            used += "nn."
+        blocks = [[f'"""{prose(self.doc[0])}"""', "", *_imports({i for i in self.names.lines if _is_used(i, used)})]]
+        for constant in self.names.constants_lines():
+            blocks[0] += ["", *constant]
         if self.names.helpers:
             blocks.append(REBUILD)
         blocks += [*classes, stage]
@@ -330,38 +335,73 @@ def _argument_name(slot: Slot, taken: Any, repeated: bool) -> str:
 
 
 def _where(units: list[Part]) -> str:
+    """`layer1.N for N = 0 ... 17`, or the names themselves."""
     paths = [".".join(u.path) for u in units]
     if len(paths) == 1:
-        return prose(paths[0])
-    shown = ", ".join(paths) if len(paths) <= 4 else f"{paths[0]}, {paths[1]}, ... {paths[-1]}"
-    return prose(f"{shown} ({len(paths)} times)")
+        return prose(f"{paths[0]}{', as far as it lies in this stage' if units[0].cut else ''}.")
+    columns = [list(dict.fromkeys(c)) for c in zip(*(u.path for u in units), strict=False)]
+    free = [i for i, c in enumerate(columns) if len(c) > 1]
+    if len({len(u.path) for u in units}) == 1 and len(free) == 1 and all(c.isdigit() for c in columns[free[0]]):
+        numbers = columns[free[0]]
+        steady = numbers == [str(int(numbers[0]) + i) for i in range(len(numbers))] and len(numbers) > 2
+        shown = f"{numbers[0]} ... {numbers[-1]}" if steady else ", ".join(numbers)
+        path = ".".join("N" if i == free[0] else c[0] for i, c in enumerate(columns))
+        return prose(f"{path} for N = {shown}.")[:110]
+    shown = ", ".join(paths) if len(", ".join(paths)) < 100 else f"{paths[0]} ... {paths[-1]}, {len(paths)} times"
+    return prose(f"{shown}.")[:110]
+
+
+def _is_used(line: str, text: str) -> bool:
+    """Whether an import binds a name that the text uses."""
+    name = line.split()[-1]
+    dotted = name if line.startswith("import") and " as " not in line else name.split(".")[0]
+    return re.search(rf"(?<![\w.]){re.escape(dotted)}(?!\w)", text) is not None
 
 
 def _loop(lines: list[str], text: str, holder: Part) -> list[str]:
+    """Three or more calls in a row of the children of a container, as a loop over them."""
     keys = list(holder.children)
-    if len(keys) < 2:
-        return lines
-    index = {(f"[{k}]" if holder.kind == "list" else f'["{k}"]'): k for k in keys}
+    index = {(f"[{k}]" if holder.kind == "list" else f'["{k}"]'): i for i, k in enumerate(keys)}
     pattern = re.compile(rf"(\w+) = {re.escape(text)}(\[[^\]]*\])\(([^()]*)\)")
-    for start in range(len(lines) - len(keys) + 1):
-        found = [pattern.fullmatch(line) for line in lines[start : start + len(keys)]]
-        if not all(found) or [index.get(m[2]) for m in found if m] != keys:
+    found = [pattern.fullmatch(line) for line in lines]
+    start = 0
+    while start < len(lines):
+        end = _run_end(found, start, index)
+        if end - start < min(3, len(keys)) or end - start < 2:
+            start += 1
             continue
-        first, second = found[0], found[1]
-        assert first is not None and second is not None
-        if any(m[1] != second[1] or m[3] != second[3] for m in found[1:] if m) or first[1] != second[1]:
-            return lines
-        before = []
-        if first[3] != second[3]:
-            mine, theirs = first[3].split(", "), second[3].split(", ")
-            if mine[1:] != theirs[1:] or theirs[0] != second[1]:
-                return lines
-            before = [f"{theirs[0]} = {mine[0]}"]
+        first, last = found[start], found[end - 1]
+        assert first is not None and last is not None
+        mine, theirs = first[3].split(", "), last[3].split(", ")
+        before = [f"{theirs[0]} = {mine[0]}"] if mine != theirs else []
         name = _SINGULAR.get(holder.path[-1], "block")
-        values = text if holder.kind == "list" else f"{text}.values()"
-        loop = [f"for {name} in {values}:", f"    {second[1]} = {name}({second[3]})"]
-        return [*lines[:start], *before, *loop, *lines[start + len(keys) :]]
+        some = "" if end - start == len(keys) else f"[{index[first[2]] or ''}:{'' if index[last[2]] == len(keys) - 1 else index[last[2]] + 1}]"
+        values = f"{text}.values()" if holder.kind == "dict" else text
+        values = f"list({values}){some}" if some and holder.kind == "dict" else f"{values}{some}"
+        loop = [f"for {name} in {values}:", f"    {last[1]} = {name}({last[3]})"]
+        return [*lines[:start], *before, *loop, *_loop(lines[end:], text, holder)]
     return lines
+
+
+def _run_end(found: list[re.Match[str] | None], start: int, index: dict[str, int]) -> int:
+    """Where the run of calls ends that starts here: the next child each, on the variable that the last one set."""
+    first = found[start]
+    if first is None or first[2] not in index:
+        return start
+    end, arguments = start + 1, None
+    while end < len(found):
+        match = found[end]
+        if match is None or index.get(match[2]) != index[first[2]] + end - start or match[1] != first[1]:
+            break
+        if arguments is None:
+            mine, theirs = first[3].split(", "), match[3].split(", ")
+            if mine != theirs and (mine[1:] != theirs[1:] or theirs[0] != first[1]):
+                break
+            arguments = match[3]
+        if match[3] != arguments:
+            break
+        end += 1
+    return end
 
 
 def _imports(lines: set[str]) -> list[str]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch.nn.functional as F
 from torch import fx
 
 from lpcompile.passes import calls
@@ -148,7 +151,28 @@ def _expression(step: Operation, arguments: _Arguments, module: Callable[[str], 
     if isinstance(target, calls.Apply):
         return Expr(f"{names.ref(target.function)}.apply({arguments.call(args, kwargs)})", kind="function")
     function = names.ref(target.function if isinstance(target, calls.Script) else target)
-    return Expr(f"{function}({arguments.call(args, kwargs)})", kind="function")
+    told = {k: v for k, v in kwargs.items() if not _is_default(target, k, v)}
+    return Expr(f"{function}({arguments.call(args, told)})", kind="function")
+
+
+def _is_default(function: Any, name: str, value: Any) -> bool:
+    """Whether a keyword argument says what the function takes anyway. `training` is always said."""
+    if not isinstance(value, (bool, int, float, str, type(None))) or name == "training":
+        return False
+    default = _defaults(function).get(name, inspect.Parameter.empty)
+    return type(default) is type(value) and default == value
+
+
+@functools.lru_cache(maxsize=1024)
+def _defaults(function: Any) -> dict[str, Any]:
+    if function is F.scaled_dot_product_attention:  # a builtin: it has no signature to ask
+        return {"attn_mask": None, "is_causal": False, "scale": None, "enable_gqa": False}
+    if getattr(function, "__module__", None) not in ("torch.nn.functional", "torch.functional"):
+        return {}
+    try:
+        return {n: p.default for n, p in inspect.signature(function).parameters.items()}
+    except (TypeError, ValueError):
+        return {}
 
 
 def _infix(sign: str, left: Expr, right: Expr) -> Expr:

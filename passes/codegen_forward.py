@@ -17,7 +17,7 @@ from lpcompile.passes.codegen_calls import (
     symbol_text,
 )
 from lpcompile.passes.codegen_names import RESERVED, identifier, is_plain, quote
-from lpcompile.passes.codegen_tree import Part, Path, View, nodes_in
+from lpcompile.passes.codegen_tree import Part, Path, View, is_stream, nodes_in
 from lpcompile.passes.codegen_values import Names
 from lpcompile.passes.codegen_variables import hint, mixes, module_hint
 
@@ -80,6 +80,9 @@ class Writer:
     names: Names
     lines: list[tuple[tuple[str, ...], bool, str]] = field(default_factory=list)  # contexts, may share, statement
     variables: dict[fx.Node, str] = field(default_factory=dict)
+    items: list[Item] = field(default_factory=list)
+    last: dict[fx.Node, int] = field(default_factory=dict)  # the item that needs a value last
+    count: Counter[fx.Node] = field(default_factory=Counter)
     pending: dict[fx.Node, Expr] = field(default_factory=dict)
     carried: dict[fx.Node, list[str]] = field(default_factory=dict)  # names that a pending value may take over
     symbols: set[str] = field(default_factory=set)
@@ -93,7 +96,6 @@ class Writer:
             inputs, outputs = self.view.arguments, self.view.results
         self.items = self._items()
         inputs = [*inputs, *self._foreign_symbols(inputs)]
-        self.last: dict[fx.Node, int] = {}
         for i, item in enumerate(self.items):
             for value in item.inputs:
                 self.last[value] = i
@@ -153,7 +155,7 @@ class Writer:
         if not self.unit.path and value.op == "placeholder":
             name = str(value.target)
             return self._free(identifier(name, "x"), set(self.variables.values()))
-        name = "x" if not self.variables and _is_stream(value) else hint(value)
+        name = "x" if not self.variables and is_stream(value) else hint(value)
         if "symbol" in value.meta:
             name = "batch" if value.meta["symbol"] == "batch" else value.meta["symbol"]
         if name == "out":
@@ -175,7 +177,7 @@ class Writer:
         node = item.node
         dying = [d for d in self._dying(at, item) if d not in live and d not in self.fixed]
         wanted = module_hint(".".join(item.unit.path)) if item.unit is not None else hint(value)
-        if len(item.outputs) == 1 and dying and not (node is not None and mixes(node)) and _is_stream(value):
+        if len(item.outputs) == 1 and dying and not (node is not None and mixes(node)) and is_stream(value):
             special = wanted in ("query", "key", "value", "identity")
             if "x" in dying and not special:
                 return "x"
@@ -189,7 +191,7 @@ class Writer:
         """Names of inputs that nothing after this item needs."""
         found = []
         for value in item.inputs:
-            if value in self.variables and self.last.get(value) == at and _is_stream(value):
+            if value in self.variables and self.last.get(value) == at and is_stream(value):
                 found.append(self.variables[value])
             found += self.carried.get(value, [])
         return found
@@ -281,6 +283,8 @@ class Writer:
             return False
         value = item.outputs[0]
         if at + 1 == len(self.items):
+            if item.unit is not None and self._in_list(item.unit):
+                return False  # it may be the last turn of a loop
             return outputs == [value] and len(expr.text) <= LONG and value not in self.variables
         following = self.items[at + 1]
         if value not in following.inputs or (following.step is not None and following.step.contexts):
@@ -298,6 +302,10 @@ class Writer:
         if kind == "infix" and after == "function":
             return len(expr.text) <= SHORT // 2
         return kind == "call" and len(expr.text) <= SHORT and self._joins(at)
+
+    def _in_list(self, unit: Part) -> bool:
+        holder = self.view.root.at(unit.path[:-1])
+        return holder is not None and holder.kind in ("list", "dict") and len(holder.children) > 1
 
     def _joins(self, at: int) -> bool:
         """Whether a call ends in a sum with another value, at most one call later: `x + self.attn(self.norm(x))`."""
@@ -368,16 +376,25 @@ class Writer:
         """Sizes that this unit cannot read off its own inputs, and so takes as arguments."""
         if not self.unit.path:
             return []
-        found: dict[fx.Node, None] = {}
-        for node in self.view.symbols(self.unit.path):
-            for base in _bases(node):
-                if self._local(base, inputs) is None:
-                    found.setdefault(base)
-        return list(found)
+        return [base for base in self._bases() if self._local(base, inputs) is None]
+
+    def _bases(self) -> list[fx.Node]:
+        """The batch sizes and devices that the items need, for themselves or to hand on."""
+        used = []
+        for item in self.items:
+            if item.node is not None:
+                used += [n for n in item.node.all_input_nodes if "symbol" in n.meta]
+            elif item.unit is not None:
+                used += self._symbol_arguments(item.unit)
+        used += [n for n in self._results if "symbol" in n.meta]
+        return list(dict.fromkeys(base for node in used for base in _bases(node)))
 
     def _symbol_arguments(self, unit: Part) -> list[fx.Node]:
-        inner = Writer(self.view, unit, self.units, self.names)
-        return inner._foreign_symbols(self.view.interface(unit.path)[0])
+        if unit.path not in self.view.handed:
+            inner = Writer(self.view, unit, self.units, self.names)
+            inner.items = inner._items()
+            self.view.handed[unit.path] = inner._foreign_symbols(self.view.interface(unit.path)[0])
+        return self.view.handed[unit.path]
 
     def _local(self, base: fx.Node, inputs: list[fx.Node]) -> Expr | None:
         for value in inputs:
@@ -394,11 +411,7 @@ class Writer:
 
     def _symbols(self, inputs: list[fx.Node]) -> None:
         """Read sizes and devices off the inputs before anything changes."""
-        bases: dict[fx.Node, None] = {}
-        for node in self.view.symbols(self.unit.path):
-            for base in _bases(node):
-                bases.setdefault(base)
-        for base in bases:
+        for base in self._bases():
             if base in self.variables:
                 continue
             text = symbol_text(base, self._value) if not self.unit.path else self._local(base, inputs)
@@ -421,11 +434,6 @@ def _bases(node: fx.Node) -> list[fx.Node]:
     if node.meta["symbol"] in ("batch", "device"):
         return [node]
     return [b for n in node.all_input_nodes if "symbol" in n.meta for b in _bases(n)]
-
-
-def _is_stream(node: fx.Node) -> bool:
-    spec = node.meta.get("spec")
-    return spec is not None and bool(spec.is_float) and node.op != "get_attr"
 
 
 def _parts(node: fx.Node) -> int | None:

@@ -56,13 +56,12 @@ def make(part: Part, made: dict[Path, Made]) -> tuple[Any, ...]:
 
 def inside(part: Part) -> list[tuple[Part, Path]]:
     """The unit itself and the parts that its constructor makes: down to layers and other units."""
-    found = [(part, ())]
-    queue = [(child, (name,)) for name, child in part.children.items()]
-    while queue:
-        below, relative = queue.pop(0)
-        found.append((below, relative))
-        if below.leaf is None and not (below.unit and below.kind != "sequential"):
-            queue += [(child, (*relative, name)) for name, child in below.children.items()]
+    found: list[tuple[Part, Path]] = [(part, ())]
+    for name, child in part.children.items():
+        if child.leaf is not None or (child.unit and child.kind != "sequential"):
+            found.append((child, (name,)))
+        else:
+            found += [(below, (name, *relative)) for below, relative in inside(child)]
     return found
 
 

@@ -24,6 +24,8 @@ class Part:
     path: Path
     module: nn.Module
     original: str = "Module"  # the name of the user's class
+    sequential: bool = False  # whether that is a kind of nn.Sequential
+    cut: bool = False  # whether a part of the user's module lies in another stage
     leaf: Leaf | None = None
     children: dict[str, Part] = field(default_factory=dict)
     unit: bool = False
@@ -52,6 +54,13 @@ def build_tree(module: nn.Module, model: nn.Module | None, path: Path = ()) -> P
         child = module._modules[name]
         if child is not None:
             part.children[name] = build_tree(child, model, (*path, name))
+    part.sequential = isinstance(twin, nn.Sequential)
+    part.cut = twin is not None and any(
+        name not in part.children and next(child.parameters(), None) is not None
+        for name, child in twin._modules.items()
+        if child is not None
+    )
+    part.cut = part.cut or any(child.cut for child in part.children.values())
     return part
 
 
@@ -80,6 +89,8 @@ class View:
         self.owners = [self._owner(n) for n in self.steps]
         self.spans: dict[Path, tuple[int, int]] = self._spans()
         self.spans[()] = (0, len(self.steps))
+        self._interfaces: dict[Path, tuple[list[fx.Node], list[fx.Node]]] = {}
+        self.handed: dict[Path, list[fx.Node]] = {}  # sizes that a unit must be given
 
     def _owner(self, node: fx.Node) -> Path:
         """The innermost container whose forward made this step."""
@@ -115,6 +126,11 @@ class View:
 
     def interface(self, path: Path) -> tuple[list[fx.Node], list[fx.Node]]:
         """Values that the steps of a unit take from outside, and those of theirs that are used outside."""
+        if path not in self._interfaces:
+            self._interfaces[path] = self._interface(path)
+        return self._interfaces[path]
+
+    def _interface(self, path: Path) -> tuple[list[fx.Node], list[fx.Node]]:
         start, end = self.spans[path]
         inside = set(self.steps[start:end])
         inputs: dict[fx.Node, None] = {}
@@ -125,27 +141,18 @@ class View:
                     inputs.setdefault(value)
             if node in self.results or any(u not in inside and u.op != "output" for u in node.users):
                 outputs.append(node)
-        return list(inputs), outputs
+        return sorted(inputs, key=lambda n: not is_stream(n)), outputs
 
     @staticmethod
     def is_own(node: fx.Node, path: Path) -> bool:
         """Whether a node reads state of the module at `path` or below."""
         return node.op == "get_attr" and tuple(str(node.target).split("."))[: len(path)] == path
 
-    def symbols(self, path: Path) -> list[fx.Node]:
-        """The sizes and devices that the steps of a unit use."""
-        start, end = self.spans[path]
-        found: dict[fx.Node, None] = {}
-        for node in [*self.steps[start:end], *(self.results if not path else [])]:
-            for value in node.all_input_nodes:
-                if "symbol" in value.meta:
-                    found.setdefault(value)
-        return list(found)
 
-
-def callee(node: fx.Node) -> str | None:
-    """The path of the layer that a step calls, if it calls one plainly."""
-    return str(node.target) if node.op == "call_module" else None
+def is_stream(node: fx.Node) -> bool:
+    """Whether a value is an activation, and not a mask, an index or a parameter."""
+    spec = node.meta.get("spec")
+    return spec is not None and bool(spec.is_float) and node.op != "get_attr"
 
 
 def nodes_in(value: Any) -> list[fx.Node]:

@@ -67,6 +67,9 @@ class Names:
             self._given[id(value)] = (value, self._import(value))
         return self._given[id(value)][1]
 
+    def constants_lines(self) -> list[list[str]]:
+        return [[f"{name} = {source}"] for _, name, source in sorted(self.constants.values(), key=lambda c: c[1])]
+
     def use(self, name: str) -> str:
         """`nn`, `F`, `torch`, `math` or another name of ours that the text is about to use."""
         self._torch_import(f"{name}.")

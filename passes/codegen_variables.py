@@ -18,7 +18,7 @@ _GENERIC = frozenset("""conv bn norm ln relu act gelu silu swish drop dropout dr
     batchnorm batch_norm identity op module c_proj c_fc resid_dropout hardswish quant_act h""".split())
 _HINTS = {"arange": "positions", "scaled_dot_product_attention": "attended", "cos": "cos", "sin": "sin", "softmax": "weights",
           "sigmoid": "gate", "zeros": "zeros", "ones": "ones", "embedding": "embedded", "layer_norm": "out"}  # fmt: skip
-_KNOWN = {"downsample": "identity", "shortcut": "identity", "self": "attended", "wte": "tokens", "wpe": "positions"}
+_KNOWN = {"downsample": "identity", "shortcut": "identity", "self_": "attended", "wte": "tokens", "wpe": "positions"}
 _ATTENTION = {0: "query", 1: "key", 2: "value", "query": "query", "key": "key", "value": "value"}
 _MIXERS = frozenset({"scaled_dot_product_attention", "matmul", "bmm", "einsum", "cat", "stack", "baddbmm", "where"})
 
