@@ -26,7 +26,7 @@ MARK = "model.json"
 def emit(program: Any, directory: str | Path, *, overwrite: bool = False) -> Path:
     """Write the program to `directory`; with `overwrite`, in place of one that emit wrote there before."""
     target = Path(directory)
-    _check_target(target, overwrite)
+    check_target(target, overwrite)
     target.parent.mkdir(parents=True, exist_ok=True)
     made = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
     try:
@@ -49,7 +49,7 @@ def program_parts(program: Any) -> dict[str, Any]:
     return parts | {f"auxnet_{k}": aux for k, aux in enumerate(getattr(program, "auxnets", ()) or ())}
 
 
-def _check_target(target: Path, overwrite: bool) -> None:
+def check_target(target: Path, overwrite: bool) -> None:
     if not target.exists():
         return
     if not target.is_dir():
