@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lpcompile.errors import LpError, UsageError
 
@@ -192,6 +192,7 @@ def load_weights(model: nn.Module, file: Path) -> None:
     """A state dict from safetensors, or from a torch file that holds nothing but tensors."""
     import torch
 
+    state: Any
     try:
         if file.suffix == ".safetensors":
             from safetensors.torch import load_file

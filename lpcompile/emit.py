@@ -13,8 +13,8 @@ from typing import Any
 
 from safetensors.torch import save_file
 
-from lpcompile.emit_data import describe, weights
-from lpcompile.errors import EmitError, UsageError
+from lpcompile.emit_data import describe, unused, weights
+from lpcompile.errors import UsageError
 from lpcompile.passes.codegen import stage_source
 from lpcompile.passes.codegen_names import prose
 from lpcompile.passes.split import StageIO
@@ -97,6 +97,9 @@ def _write(program: Any, folder: Path) -> None:
         for suffix, tensors in zip(("", ".buffers"), weights(part), strict=True):
             if tensors or not suffix:
                 save_file(tensors, folder / "weights" / f"{name}{suffix}.safetensors")
+    rest = unused(program.module, parts)
+    if rest:
+        save_file(rest, folder / "weights" / "unused.safetensors")
     plan.save(folder / "plan.json")
     (folder / MARK).write_text(json.dumps(describe(program, parts), indent=1) + "\n")
     (folder / "support.py").write_text(Path(__file__).with_name("emitted_support.py").read_text())
@@ -137,8 +140,8 @@ def _readme(program: Any, parts: dict[str, Any]) -> str:
     aux = any(name.startswith("auxnet") for name in parts)
     return f"""# {prose(plan.model)} in {plan.K} stages
 
-Written by `lpcompile emit`. Stage k takes the tensors of the boundary before it (`lam`), and those model inputs that it needs
-itself, and gives the tensors of the boundary after it; run one after another they are the model, bitwise.
+Written by `lpcompile emit`. Stage k takes the tensors of the boundary before it (`lam`) and those model inputs that it
+needs itself, and gives the tensors of the boundary after it; run one after another they are the model, bitwise.
 
 - `stage_0.py` ... `stage_{plan.K - 1}.py`: one module a stage, under the model's own names
 {"- `auxnet_0.py` ...: the networks that make the auxiliary variables" if aux else ""}
@@ -153,8 +156,5 @@ stages = load_stages()
 out = serial(stages, {", ".join(names)})
 ```
 
-With lpcompile installed, `program = lpcompile.load("this folder")` gives the program back, to train it or to emit it again.
+With lpcompile installed, `program = lpcompile.load("this folder")` gives the program back.
 """.replace("\n\n\n", "\n\n")
-
-
-__all__ = ["EmitError", "emit", "extra_files"]

@@ -107,10 +107,10 @@ def named_tensors(part: nn.Module) -> dict[str, tuple[torch.Tensor, bool]]:
     """
     found: dict[str, tuple[torch.Tensor, bool]] = {}
     for path, module in part.named_modules(remove_duplicate=False):
-        if "get_extra_state" in {n for kind in type(module).__mro__[:-1] if kind is not nn.Module for n in vars(kind)}:
+        if type(module).get_extra_state is not nn.Module.get_extra_state:
             raise EmitError(
-                f"{path} ({type(module).__name__}) keeps extra state of its own (get_extra_state), which a weights file "
-                f"cannot hold; keep it in buffers"
+                f"{path} ({type(module).__name__}) keeps extra state of its own (get_extra_state), which a weights "
+                f"file cannot hold; keep it in buffers"
             )
         prefix = f"{path}." if path else ""
         plain = {n: t for n, t in vars(module).items() if isinstance(t, torch.Tensor)}
@@ -132,6 +132,13 @@ def weights(part: nn.Module) -> tuple[Tensors, Tensors]:
             seen.add(id(tensor))
             stored[not persistent][key] = tensor.detach().cpu().contiguous()
     return _unshared(stored[0]), _unshared(stored[1])
+
+
+def unused(model: nn.Module, parts: dict[str, Any]) -> Tensors:
+    """Tensors of the model that no stage holds: buffers outside the state_dict that nothing reads."""
+    known = {key for part in parts.values() for key in named_tensors(part)}
+    entries = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+    return _unshared({k: t.detach().cpu().contiguous() for k, t in entries if k not in known})
 
 
 def _unshared(tensors: Tensors) -> Tensors:

@@ -30,7 +30,7 @@ def load_stages(folder: Path = HERE, training: bool = True) -> list[nn.Module]:
 
 def load_part(name: str, folder: Path = HERE) -> nn.Module:
     """The module of `stage_0` (or `auxnet_0`, ...) with its weights."""
-    made = make_part(name, folder)
+    made: nn.Module = make_part(name, folder)
     model = json.loads((folder / "model.json").read_text())
     fill(made, load_tensors(name, folder), model["strides"].get(name, {}))
     tie(model["ties"], {name: made})

@@ -10,6 +10,7 @@ from typing import Any, NoReturn, cast
 
 import torch
 from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import nn
 
 from lpcompile.emit_data import MODES, VERSION, io_from_json, signature_from_json
@@ -99,7 +100,9 @@ def _model_json(folder: Path) -> dict[str, Any]:
     try:
         data = json.loads((folder / "model.json").read_text())
     except OSError:
-        raise EmitError(f"{folder} has no model.json, so emit did not write it; give a folder that emit wrote") from None
+        raise EmitError(
+            f"{folder} has no model.json, so emit did not write it; give a folder that emit wrote"
+        ) from None
     except ValueError as error:
         raise EmitError(f"{folder / 'model.json'} is not JSON ({error}); {_AGAIN}") from None
     if not isinstance(data, dict) or data.get("version") != VERSION:
@@ -113,7 +116,8 @@ def _load(folder: Path, data: dict[str, Any], plan: Plan) -> Program:
     share(data["shared"], parts)
     tie(data["ties"], parts)
     stages = [parts[f"stage_{k}"] for k in range(data["K"])]
-    model = _reassemble(plan.model, data["modules"], stages)
+    rest = folder / "weights" / "unused.safetensors"
+    model = _reassemble(plan.model, data["modules"], stages, load_file(rest) if rest.exists() else {})
     model.training = data["training"]
     for path, module in model.named_modules():
         module.training = data["modes"].get(path, data["training"])
@@ -121,8 +125,15 @@ def _load(folder: Path, data: dict[str, Any], plan: Plan) -> Program:
         part.__dict__["_lp_links"] = follow(part, model) if part in stages else []
         part._lp_use_mode(data["training"])
     trees = {mode: tree_from_json(data["outputs"][name]) for mode, name in MODES.items()}
-    info = LoadedInfo(model, signature_from_json(data["signature"]), trees, tuple(data["notes"]), tuple(data["written"]),
-                      data["batch_free"], Unguarded())  # fmt: skip
+    info = LoadedInfo(
+        model,
+        signature_from_json(data["signature"]),
+        trees,
+        tuple(data["notes"]),
+        tuple(data["written"]),
+        data["batch_free"],
+        Unguarded(),
+    )
     done = (cast(Captured, LoadedCapture(info)), plan, cast("tuple[Stage, ...]", tuple(stages)))
     program = Program(model, _cannot_compile, _cannot_compile)
     auxnets = tuple(parts[f"auxnet_{k}"] for k in range(len(parts) - len(stages)))
@@ -178,7 +189,9 @@ def _place(part: nn.Module, key: str) -> torch.Tensor | None:
     return found if isinstance(found, torch.Tensor) else None
 
 
-def _reassemble(name: str, modules: list[dict[str, Any]], stages: list[nn.Module]) -> nn.Module:
+def _reassemble(
+    name: str, modules: list[dict[str, Any]], stages: list[nn.Module], rest: dict[str, torch.Tensor]
+) -> nn.Module:
     """The model's tree with its names in its order; layers are the stages' own, everything else plain modules."""
     model: nn.Module = type(name if name.isidentifier() else "Model", (nn.Module,), {})()
     layers: dict[str, nn.Module] = {}
@@ -198,7 +211,8 @@ def _reassemble(name: str, modules: list[dict[str, Any]], stages: list[nn.Module
         owner._non_persistent_buffers_set.update(entry.get("transient", ()))
         for kind, registry in (("parameters", owner._parameters), ("buffers", owner._buffers)):
             for field in entry.get(kind, ()):
-                registry[field] = _find(stages, f"{path}.{field}" if path else field)
+                key = f"{path}.{field}" if path else field
+                registry[field] = _find(stages, key, rest.get(key))
     return model
 
 
@@ -208,5 +222,5 @@ def _is_layer(module: nn.Module, stage: nn.Module) -> bool:
     return type(module) not in plain and not type(module).__module__.startswith("lpcompile_emitted_")
 
 
-def _find(stages: list[nn.Module], key: str) -> Any:
-    return next((t for t in (_place(stage, key) for stage in stages) if t is not None), None)
+def _find(stages: list[nn.Module], key: str, default: Any) -> Any:
+    return next((t for t in (_place(stage, key) for stage in stages) if t is not None), default)

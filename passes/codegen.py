@@ -138,7 +138,7 @@ class _File:
         return Writer(view, part, self.units, self.names).write()
 
     def _methods(self, part: Part) -> dict[bool, Method]:
-        found = {}
+        found: dict[bool, Method] = {}
         for mode, view in self.views.items():
             if part.path in view.spans:
                 same = mode is False and view is self.views[True]
@@ -212,7 +212,9 @@ class _File:
             body = merge(bodies[True], bodies[False]) if len(bodies) == 2 else next(iter(bodies.values()))
             return [f"def forward({', '.join(['self', *first.arguments])}):", *indent(body)]
         lines = ["def forward(self, *inputs):"]
-        lines += indent(["return self.forward_training(*inputs) if self.training else self.forward_evaluation(*inputs)"])
+        lines += indent(
+            ["return self.forward_training(*inputs) if self.training else self.forward_evaluation(*inputs)"]
+        )
         for mode, name in ((True, "training"), (False, "evaluation")):
             head = f"def forward_{name}({', '.join(['self', *methods[mode].arguments])}):"
             lines += ["", head, *indent(bodies[mode])]
@@ -220,7 +222,9 @@ class _File:
 
     def _loops(self, method: Method, part: Part) -> list[str]:
         """Calls of all children of a list, one after another on the same variable, as a loop."""
-        containers = {access(part, p.path[len(part.path) :], self.names): p for p in part.walk() if p.kind in ("list", "dict")}
+        containers = {
+            access(part, p.path[len(part.path) :], self.names): p for p in part.walk() if p.kind in ("list", "dict")
+        }
         lines = list(method.lines)
         for text, holder in containers.items():
             lines = _loop(lines, text, holder)
@@ -310,7 +314,9 @@ def _arguments(
         repeated = partner != slot and [value.get(partner) for value in values] == vector
         if all(type(v) is type(vector[0]) and v == vector[0] for v in vector):
             continue
-        same = next((n for n, v in vectors.items() if v == vector and list(map(type, v)) == list(map(type, vector))), None)
+        same = next(
+            (n for n, v in vectors.items() if v == vector and list(map(type, v)) == list(map(type, vector))), None
+        )
         name = same or _argument_name(slot, vectors, repeated)
         names[slot], vectors[name] = name, vector
         if default is not MISSING and default is not None and default in vector and same is None:
@@ -375,7 +381,11 @@ def _loop(lines: list[str], text: str, holder: Part) -> list[str]:
         mine, theirs = first[3].split(", "), last[3].split(", ")
         before = [f"{theirs[0]} = {mine[0]}"] if mine != theirs else []
         name = _SINGULAR.get(holder.path[-1], "block")
-        some = "" if end - start == len(keys) else f"[{index[first[2]] or ''}:{'' if index[last[2]] == len(keys) - 1 else index[last[2]] + 1}]"
+        some = (
+            ""
+            if end - start == len(keys)
+            else f"[{index[first[2]] or ''}:{'' if index[last[2]] == len(keys) - 1 else index[last[2]] + 1}]"
+        )
         values = f"{text}.values()" if holder.kind == "dict" else text
         values = f"list({values}){some}" if some and holder.kind == "dict" else f"{values}{some}"
         loop = [f"for {name} in {values}:", f"    {last[1]} = {name}({last[3]})"]

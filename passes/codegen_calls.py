@@ -25,8 +25,8 @@ _INFIX: dict[Any, tuple[str, int]] = {
     operator.ge: (">=", 5), operator.eq: ("==", 5), operator.ne: ("!=", 5),
 }  # fmt: skip
 # What Python's operators call on tensors.
-_METHODS = {"add": "+", "sub": "-", "mul": "*", "div": "/", "matmul": "@", "pow": "**", "lt": "<", "le": "<=", "gt": ">",
-            "ge": ">=", "eq": "==", "ne": "!="}  # fmt: skip
+_METHODS = {"add": "+", "sub": "-", "mul": "*", "div": "/", "matmul": "@", "pow": "**", "lt": "<", "le": "<=",
+            "gt": ">", "ge": ">=", "eq": "==", "ne": "!="}  # fmt: skip
 _LEVELS = dict(_INFIX.values())
 _IN_PLACE = {
     operator.iadd: "+=", operator.isub: "-=", operator.imul: "*=", operator.itruediv: "/=", operator.ifloordiv: "//=",
@@ -96,7 +96,8 @@ def _is_operator(target: Any) -> bool:
 
 def operation(node: fx.Node, names: Names) -> Operation:
     """Take our wrappers off a call: gradient and autocast regions become `with` blocks."""
-    op, target, args, kwargs = node.op, node.target, tuple(node.args), dict(node.kwargs)
+    op, args, kwargs = node.op, tuple(node.args), dict(node.kwargs)
+    target: Any = node.target
     contexts: list[str] = []
     together = True
     while isinstance(target, (calls.NoGrad, calls.Autocast)):
@@ -124,7 +125,7 @@ def expression(operation: Operation, value: Value, module: Callable[[str], str],
         return _expression(operation, _Arguments(value, names), module, names)
     except Unprintable as error:
         raise refuse(where, f"it uses {error}", "keep the module that this belongs to whole with leaf=[...], or pass "
-                     "a plain value")  # fmt: skip
+                     "a plain value") from None  # fmt: skip
 
 
 def _expression(step: Operation, arguments: _Arguments, module: Callable[[str], str], names: Names) -> Expr:
@@ -178,14 +179,15 @@ def _defaults(function: Any) -> dict[str, Any]:
 def _infix(sign: str, left: Expr, right: Expr) -> Expr:
     level = _LEVELS[sign]
     if sign == "**":  # binds to the right, and tighter than a sign on its left
-        return Expr(f"{left.within(level + 1)}{' ** ' if right.level < ATOM or left.level < ATOM or not _simple(left, right) else '**'}{right.within(level)}", level, "infix")
+        sign = "**" if _simple(left, right) else " ** "
+        return Expr(f"{left.within(level + 1)}{sign}{right.within(level)}", level, "infix")
     low = level + 1 if level == 5 else level  # comparisons do not chain
     return Expr(f"{left.within(low)} {sign} {right.within(level + 1)}", level, "infix")
 
 
 def _simple(*sides: Expr) -> bool:
     """Where ruff writes `x**2` without spaces: names, numbers and attributes."""
-    return all(all(c.isalnum() or c in "._-" for c in s.text) for s in sides)
+    return all(s.level >= 12 and all(c.isalnum() or c in "._-" for c in s.text) for s in sides)
 
 
 class _Arguments:
@@ -213,7 +215,9 @@ class _Arguments:
         if isinstance(value, list):
             return Expr(f"[{', '.join(self.expr(v).text for v in value)}]")
         if isinstance(value, dict):
-            return Expr("{" + ", ".join(f"{self.names.literal(k)}: {self.expr(v).text}" for k, v in value.items()) + "}")
+            return Expr(
+                "{" + ", ".join(f"{self.names.literal(k)}: {self.expr(v).text}" for k, v in value.items()) + "}"
+            )
         if isinstance(value, slice):
             return Expr(f"slice({', '.join(self.expr(v).text for v in (value.start, value.stop, value.step))})")
         text = self.names.literal(value)
@@ -228,7 +232,9 @@ class _Arguments:
         if not isinstance(value, slice):
             return self.expr(value).text
         start, stop, step = (None if v is None else self.expr(v) for v in (value.start, value.stop, value.step))
-        simple = all(e is None or e.level >= 12 and "." not in e.text and "(" not in e.text for e in (start, stop, step))
+        simple = all(
+            e is None or (e.level >= 12 and "." not in e.text and "(" not in e.text) for e in (start, stop, step)
+        )
         colon = ":" if simple or sum(e is not None for e in (start, stop, step)) < 1 else " : "
         text = f"{start.text if start else ''}{colon}{stop.text if stop else ''}".strip()
         if step is not None:
@@ -245,9 +251,9 @@ def symbol_text(node: fx.Node, value: Value) -> Expr:
         return Expr(f"{value(source).text}.device")  # type: ignore[arg-type]
     if node.target is calls.batch_of:
         _, dim, multiple = (*node.args, 1)[:3]
-        return size_text(value(source).text, int(dim), int(multiple))  # type: ignore[arg-type, call-overload]
+        return size_text(value(source).text, int(dim), int(multiple))  # type: ignore[arg-type]
     _, multiple, offset = (*node.args, 0)[:3]
-    return scaled(value(source), int(multiple), int(offset))  # type: ignore[arg-type, call-overload]
+    return scaled(value(source), int(multiple), int(offset))  # type: ignore[arg-type]
 
 
 def size_text(tensor: str, dim: int, multiple: int) -> Expr:

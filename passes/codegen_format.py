@@ -31,7 +31,9 @@ def wrap(line: str, width: int = WIDTH) -> list[str]:
     is_subscript = line[first] == "[" and first > 0 and (line[first - 1].isalnum() or line[first - 1] in "_)]")
     if len(inner) + len(body.strip()) <= width and (line[first] == "(" or comprehension) and not body.endswith(","):
         one = len(items) == 1 and line[first] == "(" and not comprehension and not _is_call(line, first)
-        return [head, f"{inner}{body.strip()}", f"{margin}{tail}"] if not one else [head, f"{inner}{body}", margin + tail]
+        return (
+            [head, f"{inner}{body.strip()}", f"{margin}{tail}"] if not one else [head, f"{inner}{body}", margin + tail]
+        )
     lines = [head]
     for item in items:
         comma = "" if comprehension or (is_subscript and len(items) == 1) or (starred and item is None) else ","

@@ -53,7 +53,11 @@ def access(root: Part, path: Path, names: Names) -> str:
     text, part, module = "self", root, root.module
     for i, name in enumerate(path):
         kind = part.kind if part is not None else "plain"
-        if kind in ("list", "sequential") and name.isdigit() and list(part.children) == [str(n) for n in range(len(part.children))]:
+        if (
+            kind in ("list", "sequential")
+            and name.isdigit()
+            and list(part.children) == [str(n) for n in range(len(part.children))]
+        ):
             text += f"[{name}]"
         elif kind == "dict":
             text += f"[{quote(name)}]"
@@ -443,7 +447,9 @@ def _parts(node: fx.Node) -> int | None:
         return None
     spec = node.args[0].meta.get("spec")
     rest = list(node.args[1:])
-    amount = 1 if name == "unbind" else (rest.pop(0) if rest else node.kwargs.get("chunks", node.kwargs.get("split_size")))
+    amount = (
+        1 if name == "unbind" else (rest.pop(0) if rest else node.kwargs.get("chunks", node.kwargs.get("split_size")))
+    )
     dim = rest[0] if rest else node.kwargs.get("dim", 0)
     if spec is None or not isinstance(dim, int) or (spec.batch and spec.batch[dim]):
         return None

@@ -99,7 +99,9 @@ class Constructor:
             if made is not None:
                 self.lines.append(f"{place} = {made}")
                 continue
-            self.lines.append(f"{place} = {self.names.use('nn')}.{'ModuleDict' if child.kind == 'dict' else 'Module'}()")
+            self.lines.append(
+                f"{place} = {self.names.use('nn')}.{'ModuleDict' if child.kind == 'dict' else 'Module'}()"
+            )
             self._contents(child, below, place)
 
     def _tensor(self, part: Part, name: str, tensor: torch.Tensor, relative: Path, expr: str) -> None:
@@ -137,7 +139,10 @@ class Constructor:
     def _arguments(self, part: Part, relative: Path) -> dict[str, Any]:
         """The layer's own arguments, and those that other instances of this class set."""
         assert part.leaf is not None
-        return {**part.leaf.arguments, **{k: v for k, v in self.extra(relative).items() if k not in part.leaf.arguments}}
+        return {
+            **part.leaf.arguments,
+            **{k: v for k, v in self.extra(relative).items() if k not in part.leaf.arguments},
+        }
 
     def extra(self, relative: Path) -> dict[str, Any]:
         return {}
@@ -161,7 +166,11 @@ def container(kind: str, children: dict[str, str], names: Names) -> str:
     counted = keys == [str(i) for i in range(len(keys))]
     if counted and kind != "dict":
         runs = _runs(texts)
-        parts = [text if count < 3 else f"*[{text} for _ in range({count})]" for text, count in runs for _ in range(1 if count >= 3 else count)]
+        parts = [
+            text if count < 3 else f"*[{text} for _ in range({count})]"
+            for text, count in runs
+            for _ in range(1 if count >= 3 else count)
+        ]
         if kind == "sequential":
             return f"nn.Sequential({', '.join(parts)})"
         inner = parts[0][1:] if len(parts) == 1 and parts[0].startswith("*") else f"[{', '.join(parts)}]"

@@ -28,7 +28,7 @@ MISSING: Any = object()
 class Leaf:
     """A layer: either a constructor with arguments, or (`source`) its generic form."""
 
-    kind: type[nn.Module]
+    kind: Any  # its class
     arguments: dict[str, Any] = field(default_factory=dict)
     frozen: tuple[str, ...] = ()  # parameters that take no gradient
     source: str = ""
@@ -75,19 +75,19 @@ def check_hooks(module: nn.Module, path: str) -> None:
 
 
 @functools.cache
-def _parameters(kind: type[nn.Module]) -> dict[str, inspect.Parameter]:
+def _parameters(kind: Any) -> dict[str, inspect.Parameter]:
     found = dict(inspect.signature(kind.__init__).parameters)
     found.pop("self", None)
     return found
 
 
 @functools.cache
-def _required(kind: type[nn.Module]) -> tuple[str, ...]:
+def _required(kind: Any) -> tuple[str, ...]:
     empty = inspect.Parameter.empty
     return tuple(n for n, p in _parameters(kind).items() if p.default is empty and p.kind is p.POSITIONAL_OR_KEYWORD)
 
 
-def constructor_default(kind: type[nn.Module], name: str) -> Any:
+def constructor_default(kind: Any, name: str) -> Any:
     parameter = _parameters(kind).get(name)
     return MISSING if parameter is None or parameter.default is parameter.empty else parameter.default
 
@@ -102,7 +102,9 @@ def constructor_arguments(module: nn.Module) -> dict[str, Any] | None:
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD) or name in ("device", "dtype"):
             continue
         value = _argument(module, name, parameter.default)
-        if value is not parameter.default and not (type(value) is type(parameter.default) and value == parameter.default):
+        if value is not parameter.default and not (
+            type(value) is type(parameter.default) and value == parameter.default
+        ):
             arguments[name] = value
     tensors = [*module.parameters(), *(b for b in module.buffers() if b.is_floating_point())]
     dtypes = {t.dtype for t in tensors}
@@ -169,7 +171,7 @@ def generic(module: nn.Module, path: str, names: Names) -> str:
         text = names.ref(kind)
     except Unprintable as error:
         raise refuse(where, f"its class is {error}", "define the class at the top level of a module that can be "
-                     "imported")  # fmt: skip
+                     "imported") from None  # fmt: skip
     attributes = {}
     for name, value in vars(module).items():
         if name not in INTERNAL:
@@ -225,7 +227,9 @@ def configuration(value: Any, names: Names, where: str, remedy: str) -> str:
             source = f"{names.ref(kind)}.from_dict({names.literal(data)})"
             implementation = getattr(value, "_attn_implementation", None)
             if implementation is not None:
-                source = source.replace(".from_dict({", f".from_dict({{{quote('attn_implementation')}: {names.literal(implementation)}, ", 1)
+                source = source.replace(
+                    ".from_dict({", f".from_dict({{{quote('attn_implementation')}: {names.literal(implementation)}, ", 1
+                )
         except Unprintable as error:
             raise refuse(where, f"its configuration holds {error}", remedy) from None
         count = len(names.constants)
@@ -238,7 +242,11 @@ def empty(tensor: torch.Tensor | None, names: Names, where: str, texts: list[str
     """A tensor of the same shape and dtype; its values are in the weights file."""
     if tensor is None:
         return "None"
-    if type(tensor) not in (torch.Tensor, nn.Parameter, nn.Buffer) or tensor.layout != torch.strided or tensor.is_quantized:
+    if (
+        type(tensor) not in (torch.Tensor, nn.Parameter, nn.Buffer)
+        or tensor.layout != torch.strided
+        or tensor.is_quantized
+    ):
         raise refuse(where, f"it holds a {type(tensor).__name__} ({tensor.layout}), which a weights file cannot",
                      "use a plain dense tensor")  # fmt: skip
     names.use("torch")

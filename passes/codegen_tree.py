@@ -96,7 +96,8 @@ class View:
         """The innermost container whose forward made this step."""
         path = node.meta.get("path", "")
         names = tuple(path.split(".")) if path else ()
-        part, found = self.root, ()
+        found: Path = ()
+        part = self.root
         for name in names:
             child = part.children.get(name)
             if child is None or not is_container(child):

@@ -13,11 +13,14 @@ from lpcompile.passes import calls
 from lpcompile.passes.codegen_names import identifier
 
 # Layers of these names say what they do, not what their result is.
-_GENERIC = frozenset("""conv bn norm ln relu act gelu silu swish drop dropout drop_path linear fc proj pool avgpool maxpool
+_GENERIC = frozenset(
+    """conv bn norm ln relu act gelu silu swish drop dropout drop_path linear fc proj pool avgpool maxpool
     layernorm layer_norm layer_scale ls activation stochastic_depth block layer blocks layers dense lin features
-    batchnorm batch_norm identity op module c_proj c_fc resid_dropout hardswish quant_act h""".split())
-_HINTS = {"arange": "positions", "scaled_dot_product_attention": "attended", "cos": "cos", "sin": "sin", "softmax": "weights",
-          "sigmoid": "gate", "zeros": "zeros", "ones": "ones", "embedding": "embedded", "layer_norm": "out"}  # fmt: skip
+    batchnorm batch_norm identity op module c_proj c_fc resid_dropout hardswish quant_act h""".split()
+)
+_HINTS = {"arange": "positions", "scaled_dot_product_attention": "attended", "cos": "cos", "sin": "sin",
+          "softmax": "weights", "sigmoid": "gate", "zeros": "zeros", "ones": "ones", "embedding": "embedded",
+          "layer_norm": "out"}  # fmt: skip
 _KNOWN = {"downsample": "identity", "shortcut": "identity", "self_": "attended", "wte": "tokens", "wpe": "positions"}
 _ATTENTION = {0: "query", 1: "key", 2: "value", "query": "query", "key": "key", "value": "value"}
 _MIXERS = frozenset({"scaled_dot_product_attention", "matmul", "bmm", "einsum", "cat", "stack", "baddbmm", "where"})
@@ -84,7 +87,7 @@ def _fate(node: fx.Node) -> str:
                     return _ATTENTION.get(key, "")
             return ""
         tensors = [n for n in user.all_input_nodes if n.meta.get("spec") is not None]
-        if len(tensors) != 1 or user.op == "output" or target is operator.getitem and user.args[0] is not node:
+        if len(tensors) != 1 or user.op == "output" or (target is operator.getitem and user.args[0] is not node):
             return ""
         node = user
     return ""

@@ -11,7 +11,6 @@ from torch import fx, nn
 
 from lpcompile.passes.graph_data import from_data, to_data
 
-
 Link = tuple[dict[str, Any], str, dict[str, Any]]  # a registry of ours, an entry in it, the model's registry
 
 

@@ -38,9 +38,7 @@ def check(entry: ZooEntry, K: int = 4, *, peers: bool = True, emit: bool = False
     return row
 
 
-def ours(
-    model: nn.Module, inputs: Inputs, make_inputs: Callable[[int], Inputs], K: int, emit: bool = False
-) -> Row:
+def ours(model: nn.Module, inputs: Inputs, make_inputs: Callable[[int], Inputs], K: int, emit: bool = False) -> Row:
     start = time.perf_counter()
     row: Row = {}
     args, kwargs = inputs
