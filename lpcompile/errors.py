@@ -30,3 +30,7 @@ class InputError(LpError):
 
 class UsageError(LpError):
     """An argument is wrong: a bad name, a bad value, a missing package."""
+
+
+class EmitError(LpError):
+    """A program cannot be written as code, or a folder is not what `emit` wrote."""

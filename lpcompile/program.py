@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -81,6 +82,17 @@ class Program(nn.Module):
     def module(self) -> nn.Module:
         """The user's model with the parameters as they are now."""
         return self._lp_model
+
+    @property
+    def auxnets(self) -> tuple[nn.Module, ...]:
+        """The networks that make the auxiliary variables, one a boundary."""
+        return tuple(self.__dict__.get("_lp_auxnets", ()))
+
+    def emit(self, directory: str | Path, *, overwrite: bool = False) -> Path:
+        """Write the program as Python files, data and weights that run without the compiler; see `lpcompile.load`."""
+        from lpcompile.emit import emit
+
+        return emit(self, directory, overwrite=overwrite)
 
     def _compiled(self) -> Compiled:
         if self._lp_done is None:
