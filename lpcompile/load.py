@@ -16,6 +16,7 @@ from torch import nn
 from lpcompile.emit_data import MODES, VERSION, io_from_json, signature_from_json
 from lpcompile.emitted_support import get, load_tensors, make_part, put, share, tie
 from lpcompile.errors import EmitError, InputError, LpError, UsageError
+from lpcompile.passes.auxnet import AuxNet
 from lpcompile.passes.capture import Captured
 from lpcompile.passes.graph_module import follow, install, refresh
 from lpcompile.passes.signature import Signature
@@ -23,7 +24,7 @@ from lpcompile.passes.split import Stage, StageIO
 from lpcompile.passes.tree import Tree
 from lpcompile.passes.tree_data import decode, tree_from_json
 from lpcompile.plan import Plan
-from lpcompile.program import Program
+from lpcompile.program import Compiled, Program
 
 _AGAIN = "emit the program again"
 _serial = itertools.count()
@@ -134,10 +135,10 @@ def _load(folder: Path, data: dict[str, Any], plan: Plan) -> Program:
         data["batch_free"],
         Unguarded(),
     )
-    done = (cast(Captured, LoadedCapture(info)), plan, cast("tuple[Stage, ...]", tuple(stages)))
+    auxnets = cast("tuple[AuxNet, ...]", tuple(parts[f"auxnet_{k}"] for k in range(len(parts) - len(stages))))
+    done = Compiled(cast(Captured, LoadedCapture(info)), plan, cast("tuple[Stage, ...]", tuple(stages)), auxnets)
     program = Program(model, _cannot_compile, _cannot_compile)
-    auxnets = tuple(parts[f"auxnet_{k}"] for k in range(len(parts) - len(stages)))
-    program.__dict__.update(_lp_done=done, _lp_variants={decode(data["call_state"]): done}, _lp_auxnets=auxnets)
+    program.__dict__.update(_lp_done=done, _lp_variants={decode(data["call_state"]): done})
     return program
 
 

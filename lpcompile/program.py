@@ -83,11 +83,6 @@ class Program(nn.Module):
         """The user's model with the parameters as they are now."""
         return self._lp_model
 
-    @property
-    def auxnets(self) -> tuple[nn.Module, ...]:
-        """The networks that make the auxiliary variables, one a boundary."""
-        return tuple(self.__dict__.get("_lp_auxnets", ()))
-
     def emit(self, directory: str | Path, *, overwrite: bool = False) -> Path:
         """Write the program as Python files, data and weights that run without the compiler; see `lpcompile.load`."""
         from lpcompile.emit import emit
