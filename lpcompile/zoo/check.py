@@ -67,9 +67,10 @@ def ours(model: nn.Module, inputs: Inputs, make_inputs: Callable[[int], Inputs],
     except Exception as error:
         wrong = [f"{short(error)} when run"]
     if emit:
+        from lpcompile.zoo.aux_check import aux_check
         from lpcompile.zoo.emit_check import emit_check
 
-        row |= emit_check(model, program, inputs)
+        row |= emit_check(model, program, inputs) | aux_check(model, program, inputs)
     keys = set().union(*(s.state_dict() for s in program.stages))
     if keys != set(model.state_dict()):
         wrong.append(f"stage keys differ: {sorted(keys ^ set(model.state_dict()))[:3]}")

@@ -135,14 +135,16 @@ def report(rows: Sequence[Row], K: int) -> str:
     lines = [[s, *_coverage([r for r in ran if r["suite"] == s], K)] for s in suites]
     lines.append(["all", *_coverage(ran, K)])
     headers = ["suite", "models", f"exact at K = {K}", "exact, fewer", "refused", "wrong", "max/mean < 1.25",
-               "symbolic_trace", "pipelining.pipeline", "emitted exact"]  # fmt: skip
+               "symbolic_trace", "pipelining.pipeline", "AuxNets right", "emitted exact"]  # fmt: skip
     text = [table(lines, headers), "", "exact: outputs, every gradient and every buffer of a training step and the "
             "outputs in evaluation are bitwise the model's.", "The peers are held to outputs and buffers of a training "
             "forward only."]  # fmt: skip
     misses = [r for r in rows if r["status"] != "exact"]
     fewer = [r for r in ran if r["status"] == "exact" and r.get("K", K) < K]
     not_emitted = [r for r in ran if r.get("emit", "exact") != "exact"]
+    no_aux = [r for r in ran if r.get("aux", "right") != "right"]
     for title, group, key in (("Not exact:", misses, "why"), ("Fewer stages than asked:", fewer, "fewer"),
+                              ("AuxNets that are not right:", no_aux, "aux"),
                               ("Not emitted:", not_emitted, "emit")):  # fmt: skip
         if group:
             text += ["", title, *(f"  {r['name']}: {r['status']}, {r.get(key, '')}" for r in group)]
@@ -169,5 +171,6 @@ def _coverage(rows: Sequence[Row], K: int) -> list[str]:
         count(lambda r: r.get("imbalance", 9.0) < 1.25 and r.get("K") == K),
         count(lambda r: r.get("symbolic_trace") == "exact") if peers else "-",
         count(lambda r: str(r.get("pipeline", "")).startswith("exact")) if peers else "-",
+        count(lambda r: r.get("aux") == "right") if any("aux" in r for r in rows) else "-",
         count(lambda r: r.get("emit") == "exact") if any("emit" in r for r in rows) else "-",
     ]
