@@ -150,6 +150,9 @@ class Names:
             if not all(k.isidentifier() for k in value.keywords):
                 raise Unprintable(f"{value!r}")
             return f"partial({', '.join([*arguments, *(f'{k}={self.literal(v)}' for k, v in value.keywords.items())])})"
+        owner = getattr(value, "__self__", None)
+        if isinstance(owner, type) and getattr(owner, getattr(value, "__name__", ""), None) == value:
+            return f"{self.ref(owner)}.{value.__name__}"  # a method of a class, such as Function.apply
         if isinstance(value, type) or callable(value):
             return self.ref(value)
         raise Unprintable(f"a {kind.__module__}.{kind.__qualname__} object")
