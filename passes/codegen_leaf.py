@@ -213,7 +213,7 @@ def _weight_norm(module: nn.Module, path: str, names: Names) -> str:
         raise refuse(f"{path} ({type(module).__name__})", f"its tensors are computed by {shown}",
                      "only weight norm is known: call torch.nn.utils.parametrize.remove_parametrizations")  # fmt: skip
     (name, [step]) = steps[0]
-    kind = type(module).__mro__[1]  # torch made a class for this layer alone, over the layer's own
+    kind: Any = type(module).__mro__[1]  # torch made a class for this layer alone, over the layer's own
     plain = kind.__new__(kind)
     plain.__dict__.update(vars(module))
     plain.__dict__["_modules"] = {n: m for n, m in module._modules.items() if n != "parametrizations"}
