@@ -42,21 +42,28 @@ def describe(program: Any, parts: dict[str, Any]) -> dict[str, Any]:
         "io": {n: {MODES[m]: io_to_json(io) for m, io in part._lp_io.items()} for n, part in parts.items()},
         "training": program.module.training,
         "modes": {p: m.training for p, m in program.module.named_modules() if m.training != program.module.training},
-        "modules": [module_to_json(p, m) for p, m in program.module.named_modules(remove_duplicate=False)],
+        "modules": modules_to_json(program.module),
         "shared": shared(parts),
         "ties": ties(parts),
         "strides": {name: strides(part) for name, part in parts.items()},
     }
 
 
-def module_to_json(path: str, module: nn.Module) -> dict[str, Any]:
-    entry: dict[str, Any] = {"path": path}
-    for key, names in (("parameters", module._parameters), ("buffers", module._buffers)):
-        if names:
-            entry[key] = list(names)
-    if module._non_persistent_buffers_set:
-        entry["transient"] = sorted(module._non_persistent_buffers_set)
-    return entry
+def modules_to_json(model: nn.Module) -> list[dict[str, Any]]:
+    """The tree of the model in its order, with the names of its tensors; `same` where a module has a second name."""
+    first: dict[int, str] = {}
+    entries = []
+    for path, module in model.named_modules(remove_duplicate=False):
+        entry: dict[str, Any] = {"path": path}
+        if first.setdefault(id(module), path) != path:
+            entry["same"] = first[id(module)]
+        for key, names in (("parameters", module._parameters), ("buffers", module._buffers)):
+            if names:
+                entry[key] = list(names)
+        if module._non_persistent_buffers_set:
+            entry["transient"] = sorted(module._non_persistent_buffers_set)
+        entries.append(entry)
+    return entries
 
 
 def signature_to_json(signature: Signature) -> dict[str, Any]:

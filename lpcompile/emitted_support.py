@@ -61,14 +61,22 @@ def fill(module: nn.Module, tensors: dict[str, torch.Tensor], strides: dict[str,
         put(module, key, tensor)
 
 
+def at(module: nn.Module, path: str) -> nn.Module:
+    """The module at a path, whatever its names are: an attribute could be something else."""
+    for name in path.split(".") if path else ():
+        module = module._modules[name]  # type: ignore[assignment]
+    return module
+
+
 def put(module: nn.Module, key: str, tensor: torch.Tensor) -> None:
-    *path, name = key.split(".")
-    for part in path:
-        module = module._modules[part]  # type: ignore[assignment]
+    path, _, name = key.rpartition(".")
+    module = at(module, path)
     if name in module._parameters:
         before = module._parameters[name]
         if not isinstance(tensor, nn.Parameter):
             tensor = nn.Parameter(tensor, requires_grad=before is None or before.requires_grad)
+        if isinstance(module, nn.RNNBase):  # it keeps its weights in a list too, which only setattr renews
+            setattr(module, name, tensor)
         module._parameters[name] = tensor
     elif name in module._buffers:
         module._buffers[name] = tensor
@@ -77,9 +85,8 @@ def put(module: nn.Module, key: str, tensor: torch.Tensor) -> None:
 
 
 def get(module: nn.Module, key: str) -> Any:
-    *path, name = key.split(".")
-    for part in path:
-        module = module._modules[part]  # type: ignore[assignment]
+    path, _, name = key.rpartition(".")
+    module = at(module, path)
     return next((d[name] for d in (module._parameters, module._buffers) if name in d), module.__dict__.get(name))
 
 
@@ -97,7 +104,7 @@ def share(shared: list[list[list[str]]], parts: dict[str, nn.Module]) -> None:
         here = [(parts[part], key) for part, key in group if part in parts]
         for module, key in here[1:]:
             path, _, name = key.rpartition(".")
-            module.get_submodule(path)._modules[name] = here[0][0].get_submodule(here[0][1])
+            at(module, path)._modules[name] = at(*here[0])
 
 
 def serial(stages: list[nn.Module], *inputs: torch.Tensor, folder: Path = HERE) -> Any:

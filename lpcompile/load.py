@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from lpcompile.emit_data import MODES, VERSION, io_from_json, signature_from_json
-from lpcompile.emitted_support import get, load_tensors, make_part, put, share, tie
+from lpcompile.emitted_support import at, get, load_tensors, make_part, put, share, tie
 from lpcompile.errors import EmitError, InputError, LpError, UsageError
 from lpcompile.passes.auxnet import AuxNet
 from lpcompile.passes.capture import Captured
@@ -198,23 +198,48 @@ def _reassemble(
     layers: dict[str, nn.Module] = {}
     for stage in stages:
         layers.update({p: m for p, m in stage.named_modules(remove_duplicate=False) if _is_layer(m, stage)})
+    again = _second_names(modules, layers)
     for entry in modules:
         path = entry["path"]
-        names = path.split(".") if path else []
-        if any(".".join(names[:n]) in layers for n in range(1, len(names))):
-            continue  # inside a layer
-        if path in layers:
+        above = _prefixes(path)
+        if any(p in layers or p in again for p in above):
+            continue  # inside a layer, or under a second name
+        if path in layers and path not in again:
             install(model, path, layers[path])
             continue
         if path:
             install(model, path, nn.Module())
-        owner = model.get_submodule(path) if path else model
+        if path in again:
+            continue
+        owner = at(model, path)
         owner._non_persistent_buffers_set.update(entry.get("transient", ()))
         for kind, registry in (("parameters", owner._parameters), ("buffers", owner._buffers)):
             for field in entry.get(kind, ()):
                 key = f"{path}.{field}" if path else field
                 registry[field] = _find(stages, key, rest.get(key))
+    for path, first in again.items():
+        parent, _, name = path.rpartition(".")
+        at(model, parent)._modules[name] = at(model, first)
     return model
+
+
+def _second_names(modules: list[dict[str, Any]], layers: dict[str, nn.Module]) -> dict[str, str]:
+    """Paths at which a module stands again, with the path at which it is built: where the stages have its layers."""
+    groups: dict[str, list[str]] = {}
+    for entry in modules:
+        if "same" in entry:
+            groups.setdefault(entry["same"], [entry["same"]]).append(entry["path"])
+    used = {p for path in layers for p in (path, *_prefixes(path))}
+    found = {}
+    for first, paths in groups.items():
+        home = next((p for p in paths if p in used), first)
+        found.update({p: home for p in paths if p != home})
+    return found
+
+
+def _prefixes(path: str) -> list[str]:
+    names = path.split(".") if path else []
+    return [".".join(names[:n]) for n in range(1, len(names))]
 
 
 def _is_layer(module: nn.Module, stage: nn.Module) -> bool:

@@ -19,7 +19,7 @@ from torch import nn
 from lpcompile.passes.codegen_calls import operation
 from lpcompile.passes.codegen_format import indent, wrap
 from lpcompile.passes.codegen_forward import Item, Method, Writer, access
-from lpcompile.passes.codegen_init import Constructor, Made, Slot, default_of, make, own_tensors, slots
+from lpcompile.passes.codegen_init import Constructor, Made, Slot, default_of, is_expression, make, own_tensors, slots
 from lpcompile.passes.codegen_leaf import MISSING, leaf
 from lpcompile.passes.codegen_modes import merge
 from lpcompile.passes.codegen_names import RESERVED, camel, class_name, prose
@@ -104,6 +104,8 @@ class _File:
         for part in self.root.walk():
             if part.path in self.units:
                 self._settle(part)
+            if part.kind == "list" and not all(is_expression(child) for child in part.children.values()):
+                part.kind = "dict"  # its children take statements, and a list is made at once
 
     def _settle(self, part: Part) -> None:
         """A chain becomes a Sequential; a single step, or modes that are called differently, become no unit."""

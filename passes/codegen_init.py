@@ -73,6 +73,14 @@ def own_tensors(part: Part) -> list[tuple[str, torch.Tensor]]:
     return [(name, tensor) for name, tensor in entries if tensor is not None]
 
 
+def is_expression(part: Part) -> bool:
+    """Whether a part can be made by one expression: a layer, a unit, or a container of such."""
+    if part.leaf is not None or part.unit:
+        return True
+    made_at_once = part.kind in ("list", "dict") and bool(part.children) and not own_tensors(part)
+    return made_at_once and all(map(is_expression, part.children.values()))
+
+
 def _transient(part: Part, name: str) -> bool:
     return name in part.module._non_persistent_buffers_set
 
@@ -129,12 +137,10 @@ class Constructor:
             return part.leaf.text(self.names, arguments)
         if part.unit and part.kind != "sequential":
             return self._instance(part, relative)
-        if part.kind not in ("sequential", "list", "dict") or own_tensors(part) or not part.children:
+        if not is_expression(part):
             return None
-        children = {n: self._expression(c, (*relative, n)) for n, c in part.children.items()}
-        if None in children.values():
-            return None
-        return container(part.kind, children, self.names)  # type: ignore[arg-type]
+        children = {n: self._expression(c, (*relative, n)) or "" for n, c in part.children.items()}
+        return container(part.kind, children, self.names)
 
     def _arguments(self, part: Part, relative: Path) -> dict[str, Any]:
         """The layer's own arguments, and those that other instances of this class set."""

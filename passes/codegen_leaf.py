@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.utils import parametrizations, parametrize
 
 from lpcompile.passes.codegen_names import is_plain, quote
 from lpcompile.passes.codegen_values import Names, Unprintable, refuse
@@ -55,6 +56,8 @@ class Leaf:
 def leaf(module: nn.Module, path: str, names: Names) -> Leaf:
     """How to write the layer at `path`."""
     check_hooks(module, path)
+    if parametrize.is_parametrized(module):
+        return Leaf(type(module), source=_weight_norm(module, path, names))
     frozen = tuple(n for n, p in module.named_parameters(remove_duplicate=False) if not p.requires_grad)
     total = sum(1 for _ in module.named_parameters(remove_duplicate=False))
     if len(frozen) in (0, total):
@@ -77,8 +80,12 @@ def check_hooks(module: nn.Module, path: str) -> None:
 @functools.cache
 def _parameters(kind: Any) -> dict[str, inspect.Parameter]:
     found = dict(inspect.signature(kind.__init__).parameters)
-    found.pop("self", None)
-    return found
+    if issubclass(kind, nn.RNNBase):  # they hide their arguments behind *args
+        found = dict(inspect.signature(nn.RNNBase.__init__).parameters)
+        if kind is nn.RNN:
+            keyword = inspect.Parameter.KEYWORD_ONLY
+            found["nonlinearity"] = inspect.Parameter("nonlinearity", keyword, default="tanh")
+    return {name: p for name, p in found.items() if name not in ("self", "mode")}
 
 
 @functools.cache
@@ -143,7 +150,7 @@ def _agrees(twin: nn.Module, module: nn.Module) -> bool:
     if type(twin) is not type(module) or twin._modules.keys() != module._modules.keys():
         return False
     for name, value in vars(twin).items():
-        if name in INTERNAL:
+        if name in INTERNAL or (name.startswith("_flat_weight") and isinstance(twin, nn.RNNBase)):
             continue
         mine = module.__dict__.get(name, MISSING)
         if type(mine) is not type(value) or not (mine is value or mine == value):
@@ -192,6 +199,29 @@ def generic(module: nn.Module, path: str, names: Names) -> str:
     names.helpers.add("rebuild")
     names.use("nn")
     return f"rebuild({', '.join(parts)})"
+
+
+def _weight_norm(module: nn.Module, path: str, names: Names) -> str:
+    """A layer under weight norm: the layer itself, wrapped as its author did."""
+    lists: Any = module.parametrizations
+    steps = [(name, list(found)) for name, found in lists.items()]
+    kinds = [type(step) for _, found in steps for step in found]
+    if len(kinds) != 1 or kinds[0] is not parametrizations._WeightNorm or not all(
+        p.requires_grad for p in module.parameters()
+    ):  # fmt: skip
+        shown = ", ".join(k.__name__ for k in kinds)
+        raise refuse(f"{path} ({type(module).__name__})", f"its tensors are computed by {shown}",
+                     "only weight norm is known: call torch.nn.utils.parametrize.remove_parametrizations")  # fmt: skip
+    (name, [step]) = steps[0]
+    kind: Any = type(module).__mro__[1]  # torch made a class for this layer alone, over the layer's own
+    plain = kind.__new__(kind)
+    plain.__dict__.update(vars(module))
+    plain.__dict__["_modules"] = {n: m for n, m in module._modules.items() if n != "parametrizations"}
+    plain.__dict__["_parameters"] = {name: nn.Parameter(getattr(module, name).detach()), **module._parameters}
+    text = _child(plain, path, names)
+    rest = ([quote(name)] if name != "weight" else []) + ([f"dim={step.dim}"] if step.dim != 0 else [])
+    names.use("nn")
+    return f"nn.utils.parametrizations.weight_norm({', '.join([text, *rest])})"
 
 
 def _child(module: nn.Module | None, path: str, names: Names) -> str:

@@ -32,15 +32,16 @@ class Unprintable(Exception):
 @functools.cache
 def _torch_names() -> dict[Any, str]:
     names: dict[Any, str] = {}
-    for prefix, owner in _TORCH:
-        for name in sorted(vars(owner)):
-            value = getattr(owner, name, None)
-            if name.startswith("_") or not callable(value) or isinstance(value, ModuleType):
-                continue
-            try:
-                names.setdefault(value, f"{prefix}{name}")
-            except TypeError:  # not hashable
-                continue
+    public = [(prefix, owner, name) for prefix, owner in _TORCH for name in sorted(vars(owner)) if name[0] != "_"]
+    hidden = [(p, o, n) for p, o in (("torch.", torch), ("torch._C._nn.", torch._C._nn)) for n in sorted(vars(o))]
+    for prefix, owner, name in [*public, *hidden]:
+        value = getattr(owner, name, None)
+        if name.startswith("__") or not callable(value) or isinstance(value, ModuleType):
+            continue
+        try:
+            names.setdefault(value, f"{prefix}{name}")
+        except TypeError:  # not hashable
+            continue
     return names
 
 
@@ -150,6 +151,9 @@ class Names:
             if not all(k.isidentifier() for k in value.keywords):
                 raise Unprintable(f"{value!r}")
             return f"partial({', '.join([*arguments, *(f'{k}={self.literal(v)}' for k, v in value.keywords.items())])})"
+        owner = getattr(value, "__self__", None)
+        if isinstance(owner, type) and getattr(owner, getattr(value, "__name__", ""), None) == value:
+            return f"{self.ref(owner)}.{value.__name__}"  # a method of a class, such as Function.apply
         if isinstance(value, type) or callable(value):
             return self.ref(value)
         raise Unprintable(f"a {kind.__module__}.{kind.__qualname__} object")

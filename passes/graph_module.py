@@ -81,10 +81,18 @@ class TwoModeModule(fx.GraphModule):
             for kind in ("_modules", "_parameters", "_buffers"):
                 holder.__dict__[kind] = self.__dict__[kind]
             self.__dict__["_lp_holder"] = holder
-        python = self._graph.python_code(root_module=root)
+        odd = [n for n in self._graph.nodes if n.op in ("get_attr", "call_module") and not _is_plain(n.target)]
+        names = {n: n.target for n in odd}
+        try:  # fx writes names into the code as they are: give it others meanwhile
+            for i, node in enumerate(odd):
+                node.target = f"_lp_odd_{i}_"
+            python = self._graph.python_code(root_module=root)
+        finally:
+            for node, target in names.items():
+                node.target = target
         source = python.src
-        for target in {t for t in targets if any(map(keyword.iskeyword, t.split(".")))}:
-            source = source.replace(fx.graph._format_target(root, target), _getattr(root, target))
+        for i, node in enumerate(odd):
+            source = source.replace(f"{root}._lp_odd_{i}_", _getattr(root, node.target))
         self.__dict__["_code"] = source
         for note in ("_lineno_map", "_prologue_start"):  # dynamo reads them
             self.__dict__[note] = getattr(python, note, None)
@@ -165,6 +173,12 @@ def install(root: nn.Module, target: str, value: Any, persistent: bool = True) -
         at._buffers[field] = value
         if not persistent:
             at._non_persistent_buffers_set.add(field)
+
+
+def _is_plain(target: str) -> bool:
+    """Whether the names of a path may stand in code: fx quotes numbers rightly, and identifiers need no quotes."""
+    names = target.split(".")
+    return target.isascii() and all(n.isdigit() or (n.isidentifier() and not keyword.iskeyword(n)) for n in names)
 
 
 def _getattr(root: str, target: str) -> str:
