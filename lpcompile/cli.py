@@ -78,7 +78,7 @@ def _parser() -> argparse.ArgumentParser:
     zoo.add_argument("--seconds", type=float, default=240, help="time limit per model (default 240)")
     zoo.add_argument("--heavy", action="store_true", help="also the models that need much time or memory")
     zoo.add_argument("--no-peers", action="store_true", help="leave out symbolic_trace and pipelining.pipeline")
-    zoo.add_argument("--emit", action="store_true", help="also emit each program, load it and compare")
+    zoo.add_argument("--emit", action="store_true", help="also check AuxNets, and emit, load and compare each program")
     zoo.add_argument("--output", metavar="FILE", help="JSON lines; models already in FILE are not run again")
     zoo.set_defaults(run=_zoo)
     for command in (inspect, emit, zoo):
@@ -93,7 +93,13 @@ def _model_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--input", metavar="SHAPE", help="input shape without the batch: 3x32x32, or 16:int64")
     parser.add_argument("--method", default="multiplier", help="training method to plan for (default multiplier)")
     parser.add_argument("--cost", choices=["measured", "flops"], default="measured", help="where costs come from")
-    parser.add_argument("--aux-budget", type=float, default=0.1, metavar="SHARE", help="AuxNet cost (default 0.1)")
+    parser.add_argument("--aux-budget", type=float, default=0.1, metavar="SHARE",
+                        help="cost of an AuxNet as a share of its stage's (default 0.1)")  # fmt: skip
+    parser.add_argument("--aux", default="derived", choices=["derived", "tied", "recursive", "recursive-shared"],
+                        help="AuxNets derived from their stages (default), on the stages' own weights, or from the "
+                        "model's input")  # fmt: skip
+    parser.add_argument("--aux-init", default="fresh", choices=["fresh", "copy", "consistent"],
+                        help="AuxNets start fresh (default), as copies, or with what they drop at zero in the model")  # fmt: skip
     parser.add_argument("--memory-limit", type=float, metavar="GIB", help="memory of each rank in GiB")
     parser.add_argument("--cut", action="append", default=[], metavar="UNIT", help="cut after this unit")
     parser.add_argument("--together", action="append", default=[], metavar="UNITS",
@@ -163,6 +169,8 @@ def _program(arguments: argparse.Namespace, source: Source) -> Program:
         cost=arguments.cost,
         method=arguments.method,
         aux_budget=arguments.aux_budget,
+        aux=arguments.aux,
+        aux_init=arguments.aux_init,
         memory_limit=arguments.memory_limit * 2**30 if arguments.memory_limit else None,
         pins={"cut": arguments.cut, "together": [_pair(t) for t in arguments.together]},
         tied=arguments.tied,

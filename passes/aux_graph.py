@@ -38,9 +38,17 @@ def shortcuts(graph: fx.Graph, modules: nn.Module, dropped: Iterable[Residual]) 
             instead[node] = node.args[0]
         elif kind := _idempotent(node, modules):
             source = follow(node.args[0], instead)
-            if _idempotent(source, modules) == kind:
+            before = _before_pooling(source, instead, modules)
+            if _idempotent(before, modules) == kind:
                 instead[node] = source
     return instead
+
+
+def _before_pooling(node: fx.Node, instead: Mapping[fx.Node, fx.Node], modules: nn.Module) -> fx.Node:
+    """A maximum of what a ReLU gave is as if a ReLU had given it."""
+    while node.op == "call_module" and isinstance(modules.get_submodule(str(node.target)), nn.MaxPool2d):
+        node = follow(node.args[0], instead)  # type: ignore[arg-type]
+    return node
 
 
 def follow(node: fx.Node, instead: Mapping[fx.Node, fx.Node]) -> fx.Node:
