@@ -99,7 +99,8 @@ def _model_arguments(parser: argparse.ArgumentParser) -> None:
                         help="AuxNets derived from their stages (default), on the stages' own weights, or from the "
                         "model's input")  # fmt: skip
     parser.add_argument("--aux-init", default="fresh", choices=["fresh", "copy", "consistent"],
-                        help="AuxNets start fresh (default), as copies, or with what they drop at zero in the model")  # fmt: skip
+                        help="AuxNets start fresh (default), as copies, or with the branches that they drop at zero "
+                        "in the model")  # fmt: skip
     parser.add_argument("--memory-limit", type=float, metavar="GIB", help="memory of each rank in GiB")
     parser.add_argument("--cut", action="append", default=[], metavar="UNIT", help="cut after this unit")
     parser.add_argument("--together", action="append", default=[], metavar="UNITS",
