@@ -43,8 +43,9 @@ def make_part(name: str, folder: Path = HERE, module: str | None = None) -> Any:
     assert spec is not None and spec.loader is not None
     found = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(found)
+    kind, _, k = name.partition("_")
     with torch.device("meta"):
-        return getattr(found, name.replace("_", "").replace("stage", "Stage").replace("auxnet", "AuxNet"))()
+        return getattr(found, {"stage": "Stage", "auxnet": "AuxNet"}[kind] + k)()
 
 
 def load_tensors(name: str, folder: Path = HERE) -> dict[str, torch.Tensor]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, cast
@@ -113,6 +114,9 @@ def _model_json(folder: Path) -> dict[str, Any]:
 
 
 def _load(folder: Path, data: dict[str, Any], plan: Plan) -> Program:
+    odd = [name for name in data["io"] if not re.fullmatch(r"(stage|auxnet)_\d+", name)]
+    if odd:
+        raise EmitError(f"{folder / 'model.json'} names {odd[0]!r}, which emit does not write; {_AGAIN}")
     parts = {name: _part(folder, name, data) for name in data["io"]}
     share(data["shared"], parts)
     tie(data["ties"], parts)

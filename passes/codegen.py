@@ -16,20 +16,20 @@ from typing import Any
 
 from torch import nn
 
+from lpcompile.passes.codegen_arguments import apart, class_arguments
 from lpcompile.passes.codegen_calls import operation
 from lpcompile.passes.codegen_format import indent, wrap
-from lpcompile.passes.codegen_forward import Item, Method, Writer, access
-from lpcompile.passes.codegen_init import Constructor, Made, Slot, default_of, is_expression, make, own_tensors, slots
-from lpcompile.passes.codegen_leaf import MISSING, leaf
+from lpcompile.passes.codegen_forward import Method, Writer, access
+from lpcompile.passes.codegen_init import Constructor, Made, Slot, is_expression, make, own_tensors, slots
+from lpcompile.passes.codegen_items import Contents, Item
+from lpcompile.passes.codegen_leaf import leaf
+from lpcompile.passes.codegen_loops import loop
 from lpcompile.passes.codegen_modes import merge
 from lpcompile.passes.codegen_names import RESERVED, camel, class_name, prose
 from lpcompile.passes.codegen_tree import Part, Path, View, build_tree, is_container
 from lpcompile.passes.codegen_values import Names, Unprintable
 from lpcompile.passes.graph_module import TwoModeModule
 
-MANY = 6  # a class with more arguments than this is harder to read than two classes
-_ARGUMENT_NAMES = {"num_features": "channels", "normalized_shape": "dim", "p": "rate", "num_channels": "channels"}
-_SINGULAR = {"layers": "layer", "blocks": "block", "h": "block", "layer": "layer", "stages": "stage"}
 REBUILD = '''
 def rebuild(kind, attributes=(), parameters=(), buffers=(), modules=(), frozen=(), transient=()):
     """A module of a class whose constructor is not run: its attributes, parameters and submodules are given."""
@@ -125,9 +125,9 @@ class _File:
         named = not all(n.isdigit() for n in part.children) and not part.sequential
         if len(inputs) != 1 or len(outputs) != 1 or own_tensors(part) or not part.children or named:
             return False
-        writer = Writer(view, part, self.units, self.names)
-        writer.items = items = writer._items()
-        if len(items) != len(part.children) or writer._bases():
+        contents = self._contents(view)
+        items = contents.items(part.path)
+        if len(items) != len(part.children) or contents.sizes(part.path, items):
             return False
         value = inputs[0]
         for item, child in zip(items, part.children.values(), strict=True):
@@ -137,7 +137,10 @@ class _File:
         return value is outputs[0]
 
     def _method(self, part: Part, view: View) -> Method:
-        return Writer(view, part, self.units, self.names).write()
+        return Writer(self._contents(view), part).write()
+
+    def _contents(self, view: View) -> Contents:
+        return Contents(view, self.units, self.names)
 
     def _methods(self, part: Part) -> dict[bool, Method]:
         found: dict[bool, Method] = {}
@@ -160,7 +163,7 @@ class _File:
                 methods[part.path] = self._methods(part)
                 key = (part.original, _key(methods[part.path]), make(part, self.made))
                 groups.setdefault(key, []).append(part)
-            groups = _apart(groups, self.made)
+            groups = apart(groups, self.made)
             often = sorted(groups.values(), key=lambda parts: (parts[0].cut, -len(parts)))
             names = {id(parts): self._class_name(parts[0], [g[0] for g in often[:i]]) for i, parts in enumerate(often)}
             for parts in groups.values():
@@ -187,7 +190,7 @@ class _File:
 
     def _add_class(self, name: str, parts: list[Part], methods: dict[bool, Method]) -> None:
         values = [slots(part, self.made) for part in parts]
-        arguments, defaults, vectors = _arguments(parts, values)
+        arguments, defaults, vectors = class_arguments(parts, values)
         made = {}
         order = sorted(vectors, key=lambda n: n in defaults)
         for i, part in enumerate(parts):
@@ -229,7 +232,7 @@ class _File:
         }
         lines = list(method.lines)
         for text, holder in containers.items():
-            lines = _loop(lines, text, holder)
+            lines = loop(lines, text, holder)
         return lines
 
     # ---- the file
@@ -288,60 +291,6 @@ def _key(methods: dict[bool, Method]) -> Any:
     return tuple(methods.items())
 
 
-def _apart(groups: dict[Any, list[Part]], made: dict[Path, Made]) -> dict[Any, list[Part]]:
-    """Split groups that would need too many arguments into units that are alike in every value."""
-    found: dict[Any, list[Part]] = {}
-    for key, parts in groups.items():
-        values = [slots(part, made) for part in parts]
-        if len(_arguments(parts, values)[2]) <= MANY:
-            found[key] = parts
-            continue
-        for part, value in zip(parts, values, strict=True):
-            found.setdefault((key, repr(sorted(value.items(), key=repr))), []).append(part)
-    return found
-
-
-def _arguments(
-    parts: list[Part], values: list[dict[Slot, Any]]
-) -> tuple[dict[Slot, str], dict[str, Any], dict[str, list[Any]]]:
-    """The slots that differ between units, by the name of the argument that sets them; defaults; values by unit."""
-    everything = list(dict.fromkeys(slot for value in values for slot in value))
-    names: dict[Slot, str] = {}
-    vectors: dict[str, list[Any]] = {}
-    defaults: dict[str, Any] = {}
-    for slot in everything:
-        default = default_of(parts[0], *slot)
-        vector = [value.get(slot, default) for value in values]
-        partner = (slot[0], slot[1].replace("in_", "out_", 1))
-        repeated = partner != slot and [value.get(partner) for value in values] == vector
-        if all(type(v) is type(vector[0]) and v == vector[0] for v in vector):
-            continue
-        same = next(
-            (n for n, v in vectors.items() if v == vector and list(map(type, v)) == list(map(type, vector))), None
-        )
-        name = same or _argument_name(slot, vectors, repeated)
-        names[slot], vectors[name] = name, vector
-        if default is not MISSING and default is not None and default in vector and same is None:
-            defaults[name] = default
-        elif default is MISSING or default is None:
-            defaults.pop(name, None)
-    return names, defaults, vectors
-
-
-def _argument_name(slot: Slot, taken: Any, repeated: bool) -> str:
-    path, argument = slot
-    plain = _ARGUMENT_NAMES.get(argument, argument)
-    if repeated and argument in ("in_channels", "in_features"):
-        plain = "channels" if argument == "in_channels" else "features"
-    if argument.startswith("dim") and argument[3:].isdigit():
-        plain = "channels" if argument == "dim0" else f"{path[-1]}_{argument}"
-    owners = [re.sub(r"\W", "_", owner) for owner in (path[-1] if path else "", "_".join(path))]
-    for name in (plain, *(f"{owner}_{plain}" for owner in owners)):
-        if name not in taken and name.isidentifier() and name.isascii() and name not in RESERVED:
-            return name
-    return f"argument_{len(taken)}"
-
-
 def _where(units: list[Part]) -> str:
     """`layer1.N for N = 0 ... 17`, or the names themselves."""
     paths = [".".join(u.path) for u in units]
@@ -364,56 +313,6 @@ def _is_used(line: str, text: str) -> bool:
     name = line.split()[-1]
     dotted = name if line.startswith("import") and " as " not in line else name.split(".")[0]
     return re.search(rf"(?<![\w.]){re.escape(dotted)}(?!\w)", text) is not None
-
-
-def _loop(lines: list[str], text: str, holder: Part) -> list[str]:
-    """Three or more calls in a row of the children of a container, as a loop over them."""
-    keys = list(holder.children)
-    index = {(f"[{k}]" if holder.kind == "list" else f'["{k}"]'): i for i, k in enumerate(keys)}
-    pattern = re.compile(rf"(\w+) = {re.escape(text)}(\[[^\]]*\])\(([^()]*)\)")
-    found = [pattern.fullmatch(line) for line in lines]
-    start = 0
-    while start < len(lines):
-        end = _run_end(found, start, index)
-        if end - start < min(3, len(keys)) or end - start < 2:
-            start += 1
-            continue
-        first, last = found[start], found[end - 1]
-        assert first is not None and last is not None
-        mine, theirs = first[3].split(", "), last[3].split(", ")
-        before = [f"{theirs[0]} = {mine[0]}"] if mine != theirs else []
-        name = _SINGULAR.get(holder.path[-1], "block")
-        some = (
-            ""
-            if end - start == len(keys)
-            else f"[{index[first[2]] or ''}:{'' if index[last[2]] == len(keys) - 1 else index[last[2]] + 1}]"
-        )
-        values = f"{text}.values()" if holder.kind == "dict" else text
-        values = f"list({values}){some}" if some and holder.kind == "dict" else f"{values}{some}"
-        loop = [f"for {name} in {values}:", f"    {last[1]} = {name}({last[3]})"]
-        return [*lines[:start], *before, *loop, *_loop(lines[end:], text, holder)]
-    return lines
-
-
-def _run_end(found: list[re.Match[str] | None], start: int, index: dict[str, int]) -> int:
-    """Where the run of calls ends that starts here: the next child each, on the variable that the last one set."""
-    first = found[start]
-    if first is None or first[2] not in index:
-        return start
-    end, arguments = start + 1, None
-    while end < len(found):
-        match = found[end]
-        if match is None or index.get(match[2]) != index[first[2]] + end - start or match[1] != first[1]:
-            break
-        if arguments is None:
-            mine, theirs = first[3].split(", "), match[3].split(", ")
-            if mine != theirs and (mine[1:] != theirs[1:] or theirs[0] != first[1]):
-                break
-            arguments = match[3]
-        if match[3] != arguments:
-            break
-        end += 1
-    return end
 
 
 def _imports(lines: set[str]) -> list[str]:

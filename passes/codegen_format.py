@@ -48,7 +48,7 @@ def _is_call(line: str, at: int) -> bool:
 def split_commas(text: str) -> list[str]:
     """Split at the commas that lie outside brackets and strings."""
     parts, depth, start = [], 0, 0
-    for i, c in _code_characters(text):
+    for i, c in code_characters(text):
         if c in _OPEN:
             depth += 1
         elif c in _CLOSE:
@@ -61,7 +61,7 @@ def split_commas(text: str) -> list[str]:
 
 def _outer_brackets(line: str) -> list[tuple[int, int]]:
     found, stack = [], []
-    for i, c in _code_characters(line):
+    for i, c in code_characters(line):
         if c in _OPEN:
             stack.append(i)
         elif c in _CLOSE and stack:
@@ -71,7 +71,7 @@ def _outer_brackets(line: str) -> list[tuple[int, int]]:
     return found
 
 
-def _code_characters(text: str) -> list[tuple[int, str]]:
+def code_characters(text: str) -> list[tuple[int, str]]:
     """Characters outside string literals, with their positions."""
     found, quote, i = [], "", 0
     while i < len(text):

@@ -12,12 +12,11 @@ from lpcompile.passes.codegen_calls import (
     Expr,
     Operation,
     expression,
-    operation,
-    size_text,
     symbol_text,
 )
+from lpcompile.passes.codegen_items import Contents, Item, parts_of, read_off
 from lpcompile.passes.codegen_names import RESERVED, identifier, is_plain, quote
-from lpcompile.passes.codegen_tree import Part, Path, View, is_stream, nodes_in
+from lpcompile.passes.codegen_tree import Part, Path, View, is_stream
 from lpcompile.passes.codegen_values import Names
 from lpcompile.passes.codegen_variables import hint, mixes, module_hint
 
@@ -31,21 +30,6 @@ class Method:
     arguments: tuple[str, ...]
     lines: tuple[str, ...]
     results: int
-
-
-@dataclass
-class Item:
-    """A step, or a call of a unit inside this one."""
-
-    inputs: list[fx.Node]
-    outputs: list[fx.Node]
-    node: fx.Node | None = None
-    unit: Part | None = None
-    step: Operation | None = None
-
-    @property
-    def kind(self) -> str:
-        return self.step.kind if self.step is not None else "call"
 
 
 def access(root: Part, path: Path, names: Names) -> str:
@@ -78,10 +62,8 @@ def access(root: Part, path: Path, names: Names) -> str:
 class Writer:
     """Writes the method of one unit in one mode."""
 
-    view: View
+    contents: Contents
     unit: Part
-    units: dict[Path, Part]
-    names: Names
     lines: list[tuple[tuple[str, ...], bool, str]] = field(default_factory=list)  # contexts, may share, statement
     variables: dict[fx.Node, str] = field(default_factory=dict)
     items: list[Item] = field(default_factory=list)
@@ -93,13 +75,21 @@ class Writer:
     fixed: set[str] = field(default_factory=set)  # arguments of a stage keep their names
     _texts: dict[fx.Node, str] = field(default_factory=dict)
 
+    @property
+    def view(self) -> View:
+        return self.contents.view
+
+    @property
+    def names(self) -> Names:
+        return self.contents.names
+
     def write(self) -> Method:
         path = self.unit.path
         inputs, outputs = self.view.interface(path)
         if not path:
             inputs, outputs = self.view.arguments, self.view.results
-        self.items = self._items()
-        inputs = [*inputs, *self._foreign_symbols(inputs)]
+        self.items = self.contents.items(path)
+        inputs = [*inputs, *self.contents.handed(path)]
         for i, item in enumerate(self.items):
             for value in item.inputs:
                 self.last[value] = i
@@ -115,39 +105,6 @@ class Writer:
             self._write(i, item, outputs)
         self._return(outputs)
         return Method(arguments, tuple(_blocks(self.lines)), len(outputs))
-
-    # ---- what there is to write
-
-    def _items(self) -> list[Item]:
-        start, end = self.view.spans[self.unit.path]
-        items, i = [], start
-        while i < end:
-            inner = self._unit_at(i, end)
-            if inner is None:
-                node = self.view.steps[i]
-                step = operation(node, self.names)
-                inputs = [n for n in nodes_in((node.args, node.kwargs)) if "symbol" not in n.meta]
-                items.append(Item(inputs, [node], node, None, step))
-                i += 1
-            else:
-                inputs, outputs = self.view.interface(inner.path)
-                items.append(Item(inputs, outputs, None, inner))
-                i = self.view.spans[inner.path][1]
-        return items
-
-    def _unit_at(self, i: int, end: int) -> Part | None:
-        """The outermost unit below this one that starts here."""
-        owner = self.view.owners[i]
-        for n in range(1, len(owner) + 1):
-            part = self.units.get(owner[:n])
-            if part is None or owner[:n] == self.unit.path or owner[: len(self.unit.path)] != self.unit.path:
-                continue
-            if n <= len(self.unit.path):
-                continue
-            first, last = self.view.spans[part.path]
-            if first == i and last <= end:
-                return part
-        return None
 
     # ---- names
 
@@ -275,7 +232,7 @@ class Writer:
 
     def _expression(self, item: Item) -> Expr:
         if item.unit is not None:
-            symbols = self._symbol_arguments(item.unit)
+            symbols = self.contents.handed(item.unit.path)
             arguments = ", ".join(self._value(v).text for v in [*item.inputs, *symbols])
             return Expr(f"{self._module('.'.join(item.unit.path))}({arguments})", kind="call")
         assert item.step is not None and item.node is not None
@@ -333,7 +290,7 @@ class Writer:
         node = item.node
         if node is None or len(item.outputs) != 1 or item.kind not in ("method", "function"):
             return None
-        parts = _parts(node)
+        parts = parts_of(node)
         users = [u for u in node.users if u.op != "output"]
         gets = {u.args[1]: u for u in users if u.target is operator.getitem and isinstance(u.args[1], int)}
         if parts is None or len(gets) != len(users) or node in self.view.results or not 1 < len(gets) <= parts <= 8:
@@ -376,49 +333,12 @@ class Writer:
 
     # ---- sizes and devices
 
-    def _foreign_symbols(self, inputs: list[fx.Node]) -> list[fx.Node]:
-        """Sizes that this unit cannot read off its own inputs, and so takes as arguments."""
-        if not self.unit.path:
-            return []
-        return [base for base in self._bases() if self._local(base, inputs) is None]
-
-    def _bases(self) -> list[fx.Node]:
-        """The batch sizes and devices that the items need, for themselves or to hand on."""
-        used = []
-        for item in self.items:
-            if item.node is not None:
-                used += [n for n in item.node.all_input_nodes if "symbol" in n.meta]
-            elif item.unit is not None:
-                used += self._symbol_arguments(item.unit)
-        used += [n for n in self._results if "symbol" in n.meta]
-        return list(dict.fromkeys(base for node in used for base in _bases(node)))
-
-    def _symbol_arguments(self, unit: Part) -> list[fx.Node]:
-        if unit.path not in self.view.handed:
-            inner = Writer(self.view, unit, self.units, self.names)
-            inner.items = inner._items()
-            self.view.handed[unit.path] = inner._foreign_symbols(self.view.interface(unit.path)[0])
-        return self.view.handed[unit.path]
-
-    def _local(self, base: fx.Node, inputs: list[fx.Node]) -> Expr | None:
-        for value in inputs:
-            spec = value.meta.get("spec")
-            if spec is None or value.op == "get_attr":
-                continue
-            name = Expr(self.variables.get(value, "?"))
-            if base.meta["symbol"] == "device":
-                return Expr(f"{name.text}.device")
-            for dim, multiple in enumerate(spec.batch):
-                if multiple:
-                    return size_text(name.text, dim, multiple)
-        return None
-
     def _symbols(self, inputs: list[fx.Node]) -> None:
         """Read sizes and devices off the inputs before anything changes."""
-        for base in self._bases():
+        for base in self.contents.sizes(self.unit.path, self.items):
             if base in self.variables:
                 continue
-            text = symbol_text(base, self._value) if not self.unit.path else self._local(base, inputs)
+            text = symbol_text(base, self._value) if not self.unit.path else read_off(base, inputs, self.variables)
             assert text is not None
             name = "device" if base.meta["symbol"] == "device" else "batch"
             same = next((v for v, n in self.variables.items() if n == name and "symbol" in v.meta), None)
@@ -431,35 +351,6 @@ class Writer:
 
     def _symbol(self, node: fx.Node) -> Expr:
         return symbol_text(node, self._value)
-
-
-def _bases(node: fx.Node) -> list[fx.Node]:
-    """The batch size or device that a size is computed from."""
-    if node.meta["symbol"] in ("batch", "device"):
-        return [node]
-    return [b for n in node.all_input_nodes if "symbol" in n.meta for b in _bases(n)]
-
-
-def _parts(node: fx.Node) -> int | None:
-    """How many tensors `split`, `chunk` or `unbind` gives."""
-    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
-    if name not in ("split", "chunk", "unbind") or not node.args or not isinstance(node.args[0], fx.Node):
-        return None
-    spec = node.args[0].meta.get("spec")
-    rest = list(node.args[1:])
-    amount = (
-        1 if name == "unbind" else (rest.pop(0) if rest else node.kwargs.get("chunks", node.kwargs.get("split_size")))
-    )
-    dim = rest[0] if rest else node.kwargs.get("dim", 0)
-    if spec is None or not isinstance(dim, int) or (spec.batch and spec.batch[dim]):
-        return None
-    if isinstance(amount, (list, tuple)):
-        return len(amount)
-    if not isinstance(amount, int):
-        return None
-    size = spec.shape[dim]
-    width = -(-size // amount) if name == "chunk" else amount
-    return -(-size // width) if width else None
 
 
 def _blocks(lines: list[tuple[tuple[str, ...], bool, str]]) -> list[str]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from lpcompile.passes.codegen_format import code_characters
+
 _TOKEN = re.compile(r"(\w[\w.]*)")
 _LITERAL = re.compile(r"True|False|None|\d[\d.]*")
 
@@ -49,9 +51,14 @@ def _merge_line(a: str, b: str) -> str | None:
     left, right = _TOKEN.split(a), _TOKEN.split(b)
     if len(left) != len(right):
         return None
+    code = {i for i, _ in code_characters(a)}
+    position = 0
     for i, (x, y) in enumerate(zip(left, right, strict=True)):
+        position += len(x)
         if x == y:
             continue
+        if position - 1 not in code:  # inside a string
+            return None
         is_argument = i > 1 and left[i - 1] == "=" and i + 1 < len(left) and left[i + 1][:1] in (",", ")")
         if not is_argument or not _LITERAL.fullmatch(x) or not _LITERAL.fullmatch(y):
             return None

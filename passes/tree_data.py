@@ -95,7 +95,8 @@ def _named(value: Any, what: str) -> list[str]:
         ) from None
 
 
-def _import(name: Any) -> Any:
+def _import(name: Any, base: Any = object) -> Any:
+    """What a name stands for; with `base`, a class below it: nothing else may be called with data from a file."""
     module, path = name
     try:
         found = importlib.import_module(module)
@@ -103,13 +104,15 @@ def _import(name: Any) -> Any:
             found = getattr(found, part)
     except (ImportError, AttributeError) as error:
         raise EmitError(f"{module}.{path}, which the program was compiled with, cannot be imported: {error}") from None
+    if base is not object and not (isinstance(found, type) and issubclass(found, base)):
+        raise EmitError(f"{module}.{path} in model.json is not what emit writes there; emit the program again")
     return found
 
 
 _DECODERS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "tensor": lambda d: torch.empty(0),
     "float": lambda d: float(d["float"]),
-    "enum": lambda d: _import(d["enum"])[d["name"]],
+    "enum": lambda d: _import(d["enum"], enum.Enum)[d["name"]],
     "torch": lambda d: getattr(torch, d["torch"]),
     "device": lambda d: torch.device(d["device"]),
     "complex": lambda d: complex(*d["complex"]),
@@ -119,8 +122,8 @@ _DECODERS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "dict": lambda d: {decode(k): decode(v) for k, v in d["dict"]},
     "slice": lambda d: slice(*(decode(v) for v in d["slice"])),
     "size": lambda d: torch.Size(d["size"]),
-    "sequence": lambda d: _import(d["sequence"])([decode(v) for v in d["items"]]),
-    "mapping": lambda d: _import(d["mapping"])((decode(k), decode(v)) for k, v in d["items"]),
+    "sequence": lambda d: _import(d["sequence"], (list, tuple))([decode(v) for v in d["items"]]),
+    "mapping": lambda d: _import(d["mapping"], dict)((decode(k), decode(v)) for k, v in d["items"]),
     OPAQUE: lambda d: object(),
 }
 
@@ -131,11 +134,15 @@ def decode(data: Any) -> Any:
         return data
     if "node" in data:
         kind, children = _import(data["node"]), [decode(c) for c in data["children"]]
+        if kind not in pytree.SUPPORTED_NODES:
+            kind = _import(data["node"], tuple)
         node = pytree.SUPPORTED_NODES[kind if kind in pytree.SUPPORTED_NODES else NAMED_TUPLE]
         return node.unflatten_fn(children, decode(data["context"]))
     if "object" in data:
         kind = _import(data["object"])
-        made = object.__new__(kind)
+        if not isinstance(kind, type):
+            raise EmitError(f"{data['object']} in model.json is no class; emit the program again")
+        made: Any = object.__new__(kind)
         for name, value in data["fields"].items():
             object.__setattr__(made, name, decode(value))
         return made
