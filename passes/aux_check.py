@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
-from torch.func import functional_call
 from torch.utils.flop_counter import FlopCounterMode
 
 from lpcompile.passes.graph_module import TwoModeModule
@@ -47,17 +49,34 @@ def _run(aux: TwoModeModule, inputs: list[tuple[tuple[int, ...], torch.dtype]]) 
     for tensor in state.values():
         if id(tensor) not in fakes:
             fakes[id(tensor)] = fake_tensor(tensor, mode)
-    swapped = {name: fakes[id(tensor)] for name, tensor in state.items()}
     counter = FlopCounterMode(display=False)
     try:
         with mode, torch.no_grad(), counter:
             tensors = [torch.zeros(shape, dtype=dtype, device=device) for shape, dtype in inputs]
-            result = functional_call(aux, swapped, tuple(tensors))
+            with _swapped(aux, fakes):
+                result = aux(*tensors)
     except (DataDependentOutputException, DynamicOutputShapeException):
         return None  # only real data can tell
     except Exception as error:
         raise Mismatch(f"it fails on such an input: {type(error).__name__}: {error}") from error
     return list(result) if isinstance(result, (tuple, list)) else [result], float(counter.get_total_flops())
+
+
+@contextmanager
+def _swapped(aux: TwoModeModule, fakes: dict[int, torch.Tensor]) -> Iterator[None]:
+    """The network with other tensors in the places of its own, by their identity."""
+    before: list[tuple[dict[str, Any], str, Any]] = []
+    try:
+        for module in aux.modules():
+            for registry in (module._parameters, module._buffers):
+                for name, tensor in registry.items():
+                    if tensor is not None:
+                        before.append((registry, name, tensor))
+                        registry[name] = fakes[id(tensor)]  # type: ignore[assignment]
+        yield
+    finally:
+        for registry, name, tensor in before:
+            registry[name] = tensor
 
 
 def _compare(values: list[object], wanted: tuple[TensorSpec, ...], batch: int | None) -> None:

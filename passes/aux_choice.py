@@ -9,6 +9,7 @@ from torch import fx
 
 from lpcompile.passes.aux_graph import boundary_values, needed, rewrite, shortcuts, writers
 from lpcompile.passes.channels import ChannelSet, channel_sets
+from lpcompile.passes.graph_module import submodule
 from lpcompile.passes.residual import Residual, residuals
 from lpcompile.passes.split import Stage, stage_io
 from lpcompile.passes.zeroing import zeroing
@@ -67,7 +68,7 @@ class Chooser:
     def learns(self, choice: Choice) -> bool:
         for node in choice.graph.nodes:
             if node.op == "call_module":
-                if next(self.stage.get_submodule(str(node.target)).parameters(), None) is not None:
+                if next(submodule(self.stage, str(node.target)).parameters(), None) is not None:
                     return True
             elif node.op == "get_attr" and str(node.target) in dict(self.stage.named_parameters()):
                 return True

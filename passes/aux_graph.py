@@ -11,6 +11,7 @@ import torch
 from torch import fx, nn
 from torch.nn.modules.dropout import _DropoutNd
 
+from lpcompile.passes.graph_module import submodule
 from lpcompile.passes.residual import Residual
 
 DROPOUTS = set("dropout dropout1d dropout2d dropout3d alpha_dropout feature_dropout feature_alpha_dropout".split())
@@ -46,7 +47,7 @@ def shortcuts(graph: fx.Graph, modules: nn.Module, dropped: Iterable[Residual]) 
 
 def _before_pooling(node: fx.Node, instead: Mapping[fx.Node, fx.Node], modules: nn.Module) -> fx.Node:
     """A maximum of what a ReLU gave is as if a ReLU had given it."""
-    while node.op == "call_module" and isinstance(modules.get_submodule(str(node.target)), nn.MaxPool2d):
+    while node.op == "call_module" and isinstance(submodule(modules, str(node.target)), nn.MaxPool2d):
         node = follow(node.args[0], instead)  # type: ignore[arg-type]
     return node
 
@@ -189,7 +190,7 @@ def _is_chance(node: fx.Node, modules: nn.Module) -> bool:
     if not node.args or not isinstance(node.args[0], fx.Node):
         return False
     if node.op == "call_module":
-        layer = modules.get_submodule(str(node.target))
+        layer = submodule(modules, str(node.target))
         if isinstance(layer, (_DropoutNd, nn.Identity)):
             return True
         code = getattr(type(layer).forward, "__code__", None)
@@ -205,7 +206,7 @@ def _idempotent(node: fx.Node, modules: nn.Module) -> str | None:
     if not node.args or not isinstance(node.args[0], fx.Node):
         return None
     if node.op == "call_module":
-        layer = modules.get_submodule(str(node.target))
+        layer = submodule(modules, str(node.target))
         return next((k.__name__.lower() for k in IDEMPOTENT if type(layer) is k), None)
     if node.op in ("call_function", "call_method"):
         name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")

@@ -10,6 +10,8 @@ import torch
 from torch import fx, nn
 from torch.nn.modules.dropout import _DropoutNd
 
+from lpcompile.passes.graph_module import submodule
+
 INITS = ("fresh", "copy", "consistent")
 
 
@@ -27,7 +29,7 @@ def layers(
     for node in graph.nodes:
         target = str(node.target)
         if node.op == "call_module" and target not in found:
-            found[target] = _without_chance(copy.deepcopy(stage.get_submodule(target), memo))
+            found[target] = _without_chance(copy.deepcopy(submodule(stage, target), memo))
         elif node.op == "get_attr" and target not in found:
             found[target] = copy.deepcopy(_attribute(stage, target), memo)
     if not tied:

@@ -94,7 +94,7 @@ def derive(
         if _fits(aux):
             return _recorded(aux, _record(choice, form, init), spent[0] / total[0], spent[1] / total[1])
     aux = _adapted(stage, graph, budget, seed)
-    flops = fake_run(aux, aux_io(aux).boundary).flops
+    flops = fake_run(aux, aux_io(aux).boundary).flops  # an adapter fits by construction
     whole = sum(_flops(n)[0] for n in graph.nodes) or 1.0
     return _recorded(aux, AuxRecord("adapter", "fresh"), flops / whole, flops / whole)
 

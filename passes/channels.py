@@ -16,6 +16,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import Conv1d, Conv2d, Conv3d
 from torch.nn.modules.dropout import _DropoutNd
 
+from lpcompile.passes.graph_module import submodule
+
 CONVOLUTIONS = (Conv1d, Conv2d, Conv3d)
 POOLS = (nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d, nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d,
          nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d)  # fmt: skip
@@ -54,7 +56,7 @@ def channel_sets(graph: fx.Graph, modules: nn.Module) -> list[ChannelSet]:
     for node in graph.nodes:
         if node.op == "call_module":
             calls[str(node.target)] = calls.get(str(node.target), 0) + 1
-    layers = {n: modules.get_submodule(str(n.target)) for n in graph.nodes if n.op == "call_module"}
+    layers = {n: submodule(modules, str(n.target)) for n in graph.nodes if n.op == "call_module"}
     once = {n for n in layers if calls[str(n.target)] == 1 or not layers[n].state_dict()}
     found: list[ChannelSet] = []
     seen: set[fx.Node] = set()

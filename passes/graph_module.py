@@ -187,6 +187,16 @@ def _getattr(root: str, target: str) -> str:
     return root
 
 
+def submodule(root: nn.Module, path: str) -> nn.Module:
+    """`root.get_submodule(path)`, for any names: a layer may be called `graph` or `meta`."""
+    for part in path.split(".") if path else ():
+        found = root._modules.get(part)
+        if found is None:
+            raise AttributeError(f"{type(root).__name__} has no layer {part!r}")
+        root = found
+    return root
+
+
 def _at(model: nn.Module, path: str) -> nn.Module | None:
     try:
         return model.get_submodule(path)

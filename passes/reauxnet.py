@@ -8,6 +8,7 @@ from typing import Any
 from torch import fx, nn
 
 from lpcompile.passes.auxnet import AuxNet, AuxRecord, aux_io
+from lpcompile.passes.graph_module import submodule
 from lpcompile.passes.split import StageIO
 
 
@@ -66,10 +67,10 @@ def _state(part: AuxNet) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for node in part._lp_graphs[True].nodes:
         if node.op == "call_module":
-            found[str(node.target)] = part.get_submodule(str(node.target))
+            found[str(node.target)] = submodule(part, str(node.target))
         elif node.op == "get_attr":
             owner, _, name = str(node.target).rpartition(".")
-            module = part.get_submodule(owner)
+            module = submodule(part, owner)
             found[str(node.target)] = module._parameters.get(name, module._buffers.get(name))
     return found
 
@@ -84,7 +85,7 @@ class _Tree(nn.Module):
     def get_submodule(self, target: str) -> nn.Module:
         for part in self.parts:
             try:
-                return part.get_submodule(target)
+                return submodule(part, target)
             except AttributeError:
                 continue
         raise AttributeError(target)

@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from lpcompile.passes.graph_module import submodule
+
 ADDS = {operator.add, operator.iadd, torch.add, "add", "add_", "__add__", "__iadd__"}
 # Layers of torch.nn that are residual blocks themselves: with their norms, in order, when these come after the sums.
 BLOCK_LAYERS: dict[type[nn.Module], tuple[str, ...]] = {
@@ -82,7 +84,7 @@ def _sum(
 
 
 def _layer(node: fx.Node, modules: nn.Module) -> Residual | None:
-    layer = modules.get_submodule(str(node.target))
+    layer = submodule(modules, str(node.target))
     norms = next((n for kind, n in BLOCK_LAYERS.items() if isinstance(layer, kind)), None)
     stream = node.args[0] if node.args else None
     if norms is None or not isinstance(stream, fx.Node) or _look(stream) != _look(node):
@@ -137,7 +139,7 @@ def _flops(node: fx.Node) -> int:
 
 def _has_parameters(node: fx.Node, modules: nn.Module) -> bool:
     if node.op == "call_module":
-        return next(modules.get_submodule(str(node.target)).parameters(), None) is not None
+        return next(submodule(modules, str(node.target)).parameters(), None) is not None
     return node.op == "get_attr"
 
 

@@ -16,6 +16,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
 
 from lpcompile.errors import UsageError
+from lpcompile.passes.graph_module import submodule
 from lpcompile.passes.residual import Residual
 
 # Calls whose result is zero where their first argument is zero.
@@ -36,7 +37,7 @@ NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 def zeroing(block: Residual, modules: nn.Module) -> tuple[str, ...] | None:
     """Names of the parameters whose zeros make the branch zero, or None where no such parameters are found."""
     if block.branch is block.node:  # a transformer layer of torch.nn
-        return _block_layer(str(block.node.target), modules.get_submodule(str(block.node.target)))
+        return _block_layer(str(block.node.target), submodule(modules, str(block.node.target)))
     found = _zero(block.branch, modules)
     return None if found is None else tuple(sorted(found))
 
@@ -44,7 +45,7 @@ def zeroing(block: Residual, modules: nn.Module) -> tuple[str, ...] | None:
 def _block_layer(target: str, layer: nn.Module) -> tuple[str, ...]:
     attention = [n for n in ("self_attn", "multihead_attn") if hasattr(layer, n)]
     outs = [f"{n}.out_proj" for n in attention] + ["linear2"]
-    return tuple(f"{target}.{out}.{name}" for out in outs for name, _ in layer.get_submodule(out).named_parameters())
+    return tuple(f"{target}.{out}.{name}" for out in outs for name, _ in submodule(layer, out).named_parameters())
 
 
 def _zero(node: fx.Node, modules: nn.Module) -> set[str] | None:
@@ -74,7 +75,7 @@ def _zero(node: fx.Node, modules: nn.Module) -> set[str] | None:
 
 
 def _zero_module(node: fx.Node, modules: nn.Module) -> set[str] | None:
-    layer = modules.get_submodule(str(node.target))
+    layer = submodule(modules, str(node.target))
     own = {f"{node.target}.{name}" for name, _ in layer.named_parameters(recurse=False)}
     if isinstance(layer, nn.MultiheadAttention):
         return {f"{node.target}.out_proj.{name}" for name, _ in layer.out_proj.named_parameters()}
