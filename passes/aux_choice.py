@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from torch import fx
 
+from lpcompile.passes import low_rank
 from lpcompile.passes.aux_graph import boundary_values, needed, rewrite, shortcuts, writers
 from lpcompile.passes.channels import ChannelSet, channel_sets
 from lpcompile.passes.graph_module import submodule
@@ -18,6 +19,7 @@ SHARES = (1.0, 0.875, 0.75, 0.625, 0.5, 0.4375, 0.375, 0.3125, 0.25, 0.1875, 0.1
 SPARE = 0.08  # of the budget: less than this is not worth another block
 GOOD = 0.85  # of the budget: the first thinned block that uses so much will do
 CANDIDATES = 4  # blocks to try for that
+WORTH_SPLITTING = 0.8  # of a layer's cost, for two thinner ones in its place
 
 Thinned = dict[str, tuple[int | None, int | None, int | None]]  # a layer's channels: made, taken in, kept apart
 
@@ -34,6 +36,7 @@ class Choice:
     cost: float
     blocks: tuple[Residual, ...] = ()  # all that could be dropped
     zeroed: tuple[str, ...] = ()
+    ranks: dict[str, int] = field(default_factory=dict)  # layers to be split in two, and the channels in between
 
 
 class Chooser:
@@ -131,7 +134,26 @@ def _thinnest(chooser: Chooser, plain: list[Residual], changing: list[Residual],
         found = chooser.attempt([*plain, *order[:count]], None if everywhere else order[count:])
         if found.cost <= chooser.limit:
             break
-    return found
+    return _split(chooser, found) if everywhere and len(chooser.shares) > 1 else found
+
+
+def _split(chooser: Chooser, found: Choice) -> Choice:
+    """Still too much: layers whose channels are the stream, a stem most of all, become two thinner ones in a row."""
+    able = low_rank.candidates(found.graph, chooser.stage)
+    able = {n: size for n, size in able.items() if str(n.target) not in found.thinned}
+    best = found
+    for share in SHARES[4:] if found.cost > chooser.limit else ():
+        ranks = {n: low_rank.rank(size, share) for n, size in able.items()}
+        cheaper = {n: low_rank.scale(able[n], r) for n, r in ranks.items()}
+        cheaper = {n: s for n, s in cheaper.items() if s < WORTH_SPLITTING}
+        saved = sum(chooser.costs.get(n.name, 0.0) * (1 - s) for n, s in cheaper.items())
+        if saved:
+            scales = found.scales | {n.name: s for n, s in cheaper.items()}
+            names = {str(n.target): ranks[n] for n in cheaper}
+            best = replace(found, scales=scales, ranks=names, cost=found.cost - saved)
+        if best.cost <= chooser.limit:
+            break
+    return best
 
 
 def _one_block(chooser: Chooser, found: Choice, blocks: list[Residual]) -> Choice:

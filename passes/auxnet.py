@@ -19,6 +19,7 @@ import torch
 from torch import fx, nn
 
 from lpcompile.errors import UsageError
+from lpcompile.passes import low_rank
 from lpcompile.passes.adapter import Adapter, possible
 from lpcompile.passes.aux_check import Mismatch, fake_run
 from lpcompile.passes.aux_choice import Choice, choose
@@ -109,6 +110,10 @@ def _built(stage: Stage, choice: Choice, form: str, init: str, seed: int) -> Aux
     found = layers(stage, choice.graph, tied=form == "tied")
     for name, (makes, takes, keeps) in choice.thinned.items():
         thin(found[name], makes, takes, keeps)
+    for node in [n for n in choice.graph.nodes if n.op == "call_module" and str(n.target) in choice.ranks]:
+        name = str(node.target)
+        up = low_rank.insert(choice.graph, node)
+        found[name], found[up] = low_rank.split_layer(found[name], choice.ranks[name], values=init != "fresh")
     if init == "fresh" and form != "tied":
         with torch.random.fork_rng(devices=_cuda(stage)):
             torch.manual_seed(SEED + seed)
@@ -176,6 +181,7 @@ def _record(choice: Choice, form: str, init: str) -> AuxRecord:
     names = list(dict.fromkeys(b.group for b in choice.blocks))
     left = {b.group for b in choice.blocks if b not in choice.dropped}
     cut = [f"{name} ({sizes[0]} channels)" for name, sizes in choice.thinned.items() if sizes[0] is not None]
+    cut += [f"{name} (by way of {rank} channels)" for name, rank in choice.ranks.items()]
     return AuxRecord(
         form,
         "tied" if form == "tied" and init != "consistent" else init,

@@ -120,6 +120,17 @@ def test_kept_blocks_are_spread_evenly() -> None:
     assert second is not None and "layer2.0" in second.kept  # it changes the shape
 
 
+@pytest.mark.parametrize("init", ["fresh", "copy"])
+def test_a_stem_that_is_too_dear_is_thinned(init: str) -> None:
+    """ResNet-18 in four stages: the stem alone is a fifth of stage 0, and its channels are the stream."""
+    program = compiled("ResNet with projections", 4, aux_init=init)
+    aux = program.plan.boundaries[0].aux
+    assert aux is not None and aux.share <= 0.11 and any(name.startswith("conv1 ") for name in aux.thinned)
+    x = FAMILIES["ResNet with projections"][1]["example_inputs"]
+    for lams, xs in chain(program, [x]):
+        assert [t.shape for t in lams] == [t.shape for t in xs]
+
+
 def test_dropout_and_stochastic_depth_are_left_out() -> None:
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.5, batch_first=True)
