@@ -247,24 +247,20 @@ def _attribute(module: nn.Module, name: str, value: Any, where: str, names: Name
 
 
 def configuration(value: Any, names: Names, where: str, remedy: str) -> str:
-    """A configuration object, made once a file from its class and `to_dict`."""
+    """A configuration object of transformers, made once a file from its class and `to_dict`."""
     if id(value) not in names.constants:
-        kind = type(value)
-        data = value.to_diff_dict() if hasattr(value, "to_diff_dict") else value.to_dict()
+        kind, full = type(value), value.to_dict()
+        implementation = getattr(value, "_attn_implementation", None)  # to_dict leaves it out
+        told = {} if implementation is None else {"attn_implementation": implementation}
+        short = {**told, **value.to_diff_dict()} if hasattr(value, "to_diff_dict") else full
+        made = kind.from_dict(dict(short))
+        same = made.to_dict() == full and getattr(made, "_attn_implementation", None) == implementation
         try:
-            if kind.from_dict(data).to_dict() != value.to_dict():
-                data = value.to_dict()
-            source = f"{names.ref(kind)}.from_dict({names.literal(data)})"
-            implementation = getattr(value, "_attn_implementation", None)
-            if implementation is not None:
-                source = source.replace(
-                    ".from_dict({", f".from_dict({{{quote('attn_implementation')}: {names.literal(implementation)}, ", 1
-                )
+            source = f"{names.ref(kind)}.from_dict({names.literal(short if same else {**told, **full})})"
         except Unprintable as error:
             raise refuse(where, f"its configuration holds {error}", remedy) from None
         count = len(names.constants)
-        name = "CONFIG" if not count else f"CONFIG_{count + 1}"
-        names.constants[id(value)] = (value, name, source)
+        names.constants[id(value)] = (value, "CONFIG" if not count else f"CONFIG_{count + 1}", source)
     return names.constants[id(value)][1]
 
 
