@@ -18,7 +18,7 @@ from torch import nn
 
 from lpcompile.passes.codegen_arguments import apart, class_arguments
 from lpcompile.passes.codegen_calls import operation
-from lpcompile.passes.codegen_format import indent, wrap
+from lpcompile.passes.codegen_format import WIDTH, indent, wrap
 from lpcompile.passes.codegen_forward import Method, Writer, access
 from lpcompile.passes.codegen_init import Constructor, Made, Slot, is_expression, make, own_tensors, slots
 from lpcompile.passes.codegen_items import Contents, Item
@@ -317,8 +317,21 @@ def _is_used(line: str, text: str) -> bool:
 
 def _imports(lines: set[str]) -> list[str]:
     """Standard library, then packages; `import` before `from` in each, as isort does."""
+    together: dict[str, list[str]] = {}
+    for line in sorted(lines):
+        head, _, name = line.partition(" import ") if line.startswith("from") else (line, "", "")
+        together.setdefault(head, []).append(name)
     groups: tuple[list[str], list[str]] = ([], [])
-    for line in sorted(lines, key=lambda s: (not s.startswith("import"), s.split()[1].lower(), s)):
-        package = line.split()[1].split(".")[0]
-        groups[package not in sys.stdlib_module_names].append(line)
+    for head in sorted(together, key=lambda h: (h.startswith("from"), h.split()[1].lower(), h)):
+        package = head.split()[1].split(".")[0]
+        entries = ", ".join(sorted(together[head]))
+        long = len(f"{head} import {entries}") > WIDTH
+        text = (
+            head
+            if not head.startswith("from")
+            else f"{head} import ({entries})"
+            if long
+            else f"{head} import {entries}"
+        )
+        groups[package not in sys.stdlib_module_names].append(text)
     return [*groups[0], *([""] if groups[0] and groups[1] else []), *groups[1]]

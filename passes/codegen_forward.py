@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from collections import Counter
 from dataclasses import dataclass, field
+from itertools import chain, count
 
 from torch import fx
 
@@ -68,7 +69,7 @@ class Writer:
     variables: dict[fx.Node, str] = field(default_factory=dict)
     items: list[Item] = field(default_factory=list)
     last: dict[fx.Node, int] = field(default_factory=dict)  # the item that needs a value last
-    count: Counter[fx.Node] = field(default_factory=Counter)
+    uses: Counter[fx.Node] = field(default_factory=Counter)
     pending: dict[fx.Node, Expr] = field(default_factory=dict)
     carried: dict[fx.Node, list[str]] = field(default_factory=dict)  # names that a pending value may take over
     symbols: set[str] = field(default_factory=set)
@@ -95,7 +96,7 @@ class Writer:
                 self.last[value] = i
         for value in outputs:
             self.last[value] = len(self.items)
-        self.count = Counter(v for item in self.items for v in item.inputs) + Counter(outputs)
+        self.uses = Counter(v for item in self.items for v in item.inputs) + Counter(outputs)
         for value in inputs:
             self.variables[value] = self._argument_name(value)
         arguments = tuple(self.variables[v] for v in inputs)
@@ -124,13 +125,12 @@ class Writer:
         return self._free(name, set(self.variables.values()))
 
     def _free(self, name: str, used: set[str]) -> str:
-        if name not in used and name not in RESERVED and name not in self.names.taken:
-            return name
-        choices = ["out", "y", "z"] if name in ("out", "x") else []
-        for choice in [*choices, *(f"{name}{n}" for n in range(2, 10_000))]:
+        """The name, or one like it, that is not in use."""
+        more = ["out", "y", "z"] if name in ("out", "x") else []
+        for choice in chain([name, *more], (f"{name}{n}" for n in count(2))):
             if choice not in used and choice not in RESERVED and choice not in self.names.taken:
-                return choice
-        raise AssertionError("ten thousand live values")
+                break
+        return choice
 
     def _name(self, at: int, item: Item, value: fx.Node) -> str:
         """Carry on the name of an input that is done with, where the result stands in its place."""
@@ -240,7 +240,7 @@ class Writer:
 
     def _inlines(self, at: int, item: Item, expr: Expr, outputs: list[fx.Node]) -> bool:
         """Whether the value is written right where the next step, its only user, needs it."""
-        if len(item.outputs) != 1 or self.count[item.outputs[0]] != 1 or (item.step and item.step.contexts):
+        if len(item.outputs) != 1 or self.uses[item.outputs[0]] != 1 or (item.step and item.step.contexts):
             return False
         value = item.outputs[0]
         if at + 1 == len(self.items):
@@ -279,7 +279,7 @@ class Writer:
                 return item.step.args[0] is not before
             if item.kind == "infix":
                 return len(set(item.inputs)) > 1
-            single = len(item.outputs) == 1 and self.count[item.outputs[0]] == 1 and len(item.inputs) == 1
+            single = len(item.outputs) == 1 and self.uses[item.outputs[0]] == 1 and len(item.inputs) == 1
             after = self.items[i + 1] if i + 1 < len(self.items) else None
             if item.kind != "call" or not single or after is None or item.outputs[0] not in after.inputs:
                 return False

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import functools
 import inspect
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 from torch.nn.utils import parametrizations, parametrize
 
@@ -22,6 +24,25 @@ from lpcompile.passes.codegen_values import Names, Unprintable, refuse
 INTERNAL = frozenset({*vars(nn.Module()), "_is_hf_initialized"})
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _SQUARE = ("kernel_size", "stride", "padding", "dilation", "output_padding")  # one number stands for all dimensions
+# Arguments that a layer keeps under other names: only a proposal, for the layer made of them is compared.
+_DERIVED: dict[Any, dict[str, Callable[[Any], Any]]] = {
+    nn.MultiheadAttention: {
+        "bias": lambda m: m.in_proj_bias is not None,
+        "add_bias_kv": lambda m: m.bias_k is not None,
+        "kdim": lambda m: None if m.kdim == m.embed_dim else m.kdim,
+        "vdim": lambda m: None if m.vdim == m.embed_dim else m.vdim,
+    },
+    nn.TransformerEncoderLayer: {
+        "d_model": lambda m: m.self_attn.embed_dim,
+        "nhead": lambda m: m.self_attn.num_heads,
+        "dim_feedforward": lambda m: m.linear1.out_features,
+        "dropout": lambda m: m.dropout.p,
+        "layer_norm_eps": lambda m: m.norm1.eps,
+        "batch_first": lambda m: m.self_attn.batch_first,
+        "bias": lambda m: m.linear1.bias is not None,
+        "activation": lambda m: "gelu" if m.activation is F.gelu else m.activation,
+    },
+}
 MISSING: Any = object()
 
 
@@ -125,9 +146,8 @@ def constructor_arguments(module: nn.Module) -> dict[str, Any] | None:
 
 
 def _argument(module: nn.Module, name: str, default: Any) -> Any:
-    if isinstance(module, nn.MultiheadAttention) and name in ("bias", "add_bias_kv"):
-        return (module.in_proj_bias if name == "bias" else module.bias_k) is not None
-    value = getattr(module, name, default)
+    derive = _DERIVED.get(type(module), {}).get(name)
+    value = derive(module) if derive is not None else getattr(module, name, default)
     if isinstance(value, nn.Parameter) or (value is None and isinstance(default, bool)):
         return value is not None
     if isinstance(value, tuple) and len(set(value)) == 1 and (len(value) == 1 or name in _SQUARE):
@@ -247,24 +267,20 @@ def _attribute(module: nn.Module, name: str, value: Any, where: str, names: Name
 
 
 def configuration(value: Any, names: Names, where: str, remedy: str) -> str:
-    """A configuration object, made once a file from its class and `to_dict`."""
+    """A configuration object of transformers, made once a file from its class and `to_dict`."""
     if id(value) not in names.constants:
-        kind = type(value)
-        data = value.to_diff_dict() if hasattr(value, "to_diff_dict") else value.to_dict()
+        kind, full = type(value), value.to_dict()
+        implementation = getattr(value, "_attn_implementation", None)  # to_dict leaves it out
+        told = {} if implementation is None else {"attn_implementation": implementation}
+        short = {**told, **value.to_diff_dict()} if hasattr(value, "to_diff_dict") else full
+        made = kind.from_dict(dict(short))
+        same = made.to_dict() == full and getattr(made, "_attn_implementation", None) == implementation
         try:
-            if kind.from_dict(data).to_dict() != value.to_dict():
-                data = value.to_dict()
-            source = f"{names.ref(kind)}.from_dict({names.literal(data)})"
-            implementation = getattr(value, "_attn_implementation", None)
-            if implementation is not None:
-                source = source.replace(
-                    ".from_dict({", f".from_dict({{{quote('attn_implementation')}: {names.literal(implementation)}, ", 1
-                )
+            source = f"{names.ref(kind)}.from_dict({names.literal(short if same else {**told, **full})})"
         except Unprintable as error:
             raise refuse(where, f"its configuration holds {error}", remedy) from None
         count = len(names.constants)
-        name = "CONFIG" if not count else f"CONFIG_{count + 1}"
-        names.constants[id(value)] = (value, name, source)
+        names.constants[id(value)] = (value, "CONFIG" if not count else f"CONFIG_{count + 1}", source)
     return names.constants[id(value)][1]
 
 

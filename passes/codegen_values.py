@@ -110,7 +110,7 @@ class Names:
         if value is None or kind in (bool, int) or value is Ellipsis:
             return "..." if value is Ellipsis else repr(value)
         if kind is float:
-            return repr(value) if math.isfinite(value) else f"float({quote(repr(value))})"
+            return repr(value).replace("e+", "e") if math.isfinite(value) else f"float({quote(repr(value))})"
         if kind is complex:
             return f"complex({self.literal(value.real)}, {self.literal(value.imag)})"
         if kind is str:

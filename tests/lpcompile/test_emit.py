@@ -7,6 +7,7 @@ The golden files in tests/golden/emit are what three models look like. After a c
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import subprocess
@@ -261,6 +262,20 @@ def _refreshed(program: Program) -> Any:
     for stage in program.stages:
         stage._lp_refresh()
     return program.stages
+
+
+def test_auxnets_are_files_too(tmp_path: Path) -> None:
+    """One with its own weights, one that shares its stage's."""
+    x = torch.randn(2, 3, 32, 32)
+    program = program_of(models.resnet20(), 3, x)
+    program.__dict__["_lp_auxnets"] = (copy.deepcopy(program.stages[0]), program.stages[1])
+    loaded = lpcompile.load(program.emit(tmp_path / "program"))
+    own, tied = loaded.auxnets
+    assert torch.equal(own(x), program.auxnets[0](x))
+    assert (tmp_path / "program" / "auxnet_0.py").read_text().startswith('"""AuxNet 0 of ResNet')
+    stage = loaded.stages[1].state_dict(keep_vars=True)
+    assert all(tensor is stage[name] for name, tensor in tied.state_dict(keep_vars=True).items())
+    assert all(tensor is not loaded.state_dict(keep_vars=True)[n] for n, tensor in own.named_parameters())
 
 
 # ---- refusals
