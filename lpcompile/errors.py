@@ -30,3 +30,11 @@ class InputError(LpError):
 
 class UsageError(LpError):
     """An argument is wrong: a bad name, a bad value, a missing package."""
+
+
+class ScheduleError(LpError):
+    """A schedule that would hang, or use what is not there."""
+
+
+class TrainingError(LpError):
+    """Training cannot go on: values are not finite, a boundary collapsed, ranks do not agree."""

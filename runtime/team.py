@@ -1,0 +1,112 @@
+"""From a compiled program to workers: all of them in one process, or this rank's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from lpcompile.errors import UsageError
+from lpcompile.io import StageIO
+from lpcompile.runtime.comm import Transport
+from lpcompile.runtime.kappa import kappa_net
+from lpcompile.runtime.settings import Settings
+from lpcompile.runtime.update import Updater
+from lpcompile.runtime.worker import Net, Worker
+
+if TYPE_CHECKING:
+    from lpcompile.program import Program
+
+Factory = Callable[[list[nn.Parameter]], Any]
+FIRST_SCALE = 2.0**16
+
+
+def stage_nets(program: Program) -> list[Net]:
+    return [Net(stage, stage._lp_io[True]) for stage in program.stages]
+
+
+def aux_nets(program: Program, given: Sequence[nn.Module] | None, recursive: bool) -> dict[int, Net]:
+    """AuxNets by boundary. A module without a record of its own is called as its stage is (or on the model's inputs)."""
+    modules = given if given is not None else getattr(program, "auxnets", ())
+    if len(modules) != program.plan.K - 1:
+        raise UsageError(
+            f"{len(modules)} AuxNets for {program.plan.K - 1} boundaries; "
+            f"pass auxnets=[...] with one module a boundary, or compile the program with AuxNets"
+        )
+    found = {}
+    for k, module in enumerate(modules, start=1):
+        stage: StageIO = program.stages[k - 1]._lp_io[True]
+        default = StageIO((), program.stages[0]._lp_io[True].inputs, stage.boundary, ()) if recursive else stage
+        own = getattr(module, "_lp_io", None)
+        found[k] = Net(module, own[True] if own else default)
+    return found
+
+
+def loss_of(
+    program: Program, stage: Net, loss_fn: Callable[[Any, Any], Tensor]
+) -> Callable[[Sequence[Any], Any], Tensor]:
+    """The user's loss on what the last stage gives, in the model's own output structure."""
+    tree = program.captured._lp.trees[True]
+    missing = sorted(set(range(tree.count)) - set(stage.io.outputs))
+    if missing:
+        raise UsageError(
+            f"model outputs {missing} are made before the last stage, and the loss is computed there; "
+            f"return only what the loss needs, or keep those layers in the last stage with pins={{'together': ...}}"
+        )
+    order = [stage.io.outputs.index(i) for i in range(tree.count)]
+    return lambda found, target: loss_fn(tree.unflatten([found[i] for i in order]), target)
+
+
+def make_worker(
+    program: Program,
+    rank: int,
+    loss_fn: Callable[[Any, Any], Tensor],
+    optimizer: Factory,
+    settings: Settings,
+    transport: Transport,
+    device: torch.device,
+    in_one_process: bool,
+) -> Worker:
+    """A rank with its stage and the optimizer of its stage. Parameters come in the model's order, a loss's own last."""
+    stage, K = stage_nets(program)[rank], program.plan.K
+    stage.module.to(device)
+    loss = loss_of(program, stage, loss_fn) if rank == K - 1 else None
+    specs = {b.index: b.specs for b in program.plan.boundaries}
+    w = Worker(rank, K, stage, specs, loss, device, settings, transport)
+    for name, ranks in program.plan.tied:
+        if rank in ranks:
+            w.tied[name], w.owners[name] = program.module.get_parameter(name), tuple(ranks)
+            w.shared = in_one_process
+    ids = {id(p) for p in stage.module.parameters()}
+    ids -= {id(p) for name, p in w.tied.items() if not w.steps_tied(name)}
+    own = [p for p in program.module.parameters() if id(p) in ids and p.requires_grad]
+    if w.last and isinstance(loss_fn, nn.Module):
+        own += [p for p in loss_fn.to(device).parameters() if p.requires_grad]
+    scale = FIRST_SCALE if settings.autocast == torch.float16 else 1.0
+    w.updater = Updater(own, optimizer(own) if own else None, scale)
+    w.updater.uncounted = {id(p) for name, p in w.tied.items() if rank != w.owners[name][0]}
+    return w
+
+
+def add_auxnets(w: Worker, auxnets: dict[int, Net], hosts: dict[int, int], optimizer: Factory) -> None:
+    """Give a worker the AuxNets that run on its rank. Weights that are the stage's stay with the stage's optimizer."""
+    ids = {id(p) for p in w.stage.module.parameters()}
+    for k, net in auxnets.items():
+        if hosts[k] == w.rank:
+            w.auxnets[k] = net
+            parameters = list(net.module.to(w.device).parameters())
+            if any(id(p) in ids for p in parameters):
+                w.shares_stage.add(k)
+            w.updater.add(f"auxnet {k}", [p for p in parameters if p.requires_grad and id(p) not in ids], optimizer)
+
+
+def add_kappanet(w: Worker, given: Sequence[nn.Module] | None, optimizer: Factory) -> None:
+    """Give a worker the network of κ for the boundary above its stage."""
+    k = w.rank + 1
+    if k < w.K:
+        specs = tuple(w.specs[k][i] for i in w.differentiable[k])
+        module = (kappa_net(specs) if given is None else given[k - 1]).to(w.device)
+        w.kappanets[k] = module
+        w.updater.add(f"kappa {k}", [p for p in module.parameters() if p.requires_grad], optimizer)
