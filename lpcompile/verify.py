@@ -4,8 +4,8 @@ The schedule is periodic, so one step of it is looked at with time counted in (s
 is met by an instruction with slot s = qM + c in step t - q. Two events of one micro-batch are then compared by
 (-q, position) alone, whatever K and the skew, and nothing is unrolled.
 
-Sends are taken to be rendezvous (they end when the receive is posted), receives to be ordered for each pair of ranks and
-kind of tensor: what runs under these rules runs on NCCL and gloo with any timing.
+Sends are taken to be rendezvous (they end when the receive is posted), receives to be ordered for each pair of ranks
+and kind of tensor: what runs under these rules runs on NCCL and gloo with any timing.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ def _messages(schedule: Schedule, times: list[_Times]) -> None:
             if (a, i) != (b, j):
                 at = times[target].posted[b][1]
                 raise ScheduleError(
-                    f"{times[target].where(at)}: rank {source} sends its {kind} tensors to rank {target} in another order"
+                    f"{times[target].where(at)}: rank {source} sends {kind} to rank {target} in another order"
                 )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -46,7 +47,7 @@ def micro_batches(
         )
     ends = [size * i // micro for i in range(micro + 1)]
     found = []
-    for first, end in zip(ends, ends[1:], strict=False):
+    for first, end in pairwise(ends):
         cut = tuple(_cut(t, s, first, end) for t, s in zip(inputs, specs, strict=True))
         part = pytree.tree_map(lambda t, a=first, b=end: _cut_target(t, size, a, b), target)
         mine = None if index is None else index[first:end]

@@ -1,7 +1,7 @@
 """How tensors get from rank to rank: between turns in one process, or through torch.distributed.
 
-Both speak the schedule's language: `post`, `arrived`, `send`, and `gather` for the few collectives. In one process a rank
-that has to wait gives its turn to the next; between processes it blocks.
+Both speak the schedule's language: `post`, `arrived`, `send`, and `gather` for the few collectives. In one process a
+rank that has to wait gives its turn to the next; between processes it blocks.
 """
 
 from __future__ import annotations

@@ -41,7 +41,8 @@ def evaluate(
     """Means over the samples of `loader`, the same on all ranks.
 
     recalibrate: a loader of training data from which BatchNorm statistics are taken anew (`batches` of it) for a second
-    set of figures, "recalibrated ..."; training goes on with the old ones. aux: also the path through the AuxNets, "aux ...".
+    set of figures, "recalibrated ..."; training goes on with the old ones. aux: also the path through the AuxNets, as
+    "aux ...".
     metrics: from output and target to numbers (means over the batch); by default loss, and accuracy for classes.
     """
     with evaluating(trainer), torch.no_grad():
@@ -49,7 +50,7 @@ def evaluate(
         if aux and trainer.auxnets:
             through = _means(trainer, through_auxnets(trainer, False), loader, metrics)
             found |= {f"aux {name}": value for name, value in through.items()}
-    if recalibrate is not None and any(_norms(m) for m in [trainer.program.module]):
+    if recalibrate is not None and _norms(trainer.program.module):
         with recalibrated(trainer, recalibrate, batches), evaluating(trainer), torch.no_grad():
             again = _means(trainer, serial(trainer, False), loader, metrics)
             found |= {f"recalibrated {name}": value for name, value in again.items()}
@@ -73,8 +74,11 @@ def through_auxnets(trainer: Trainer, training: bool) -> Chain:
     return [*found, serial(trainer, training)[-1]]
 
 
-def run_chain(trainer: Trainer, chain: Chain, x: Any) -> list[Any] | None:
-    """The model's flat outputs on the rank (or in the process) of the chain's end; None elsewhere."""
+def run_chain(trainer: Trainer, chain: Chain, x: Any, random: bool = False) -> list[Any] | None:
+    """The model's flat outputs on the rank (or in the process) of the chain's end; None elsewhere.
+
+    random: each part draws from its rank's own stream, for forwards in training mode.
+    """
     inputs = to_device(trainer.program.flat_inputs(x), trainer.device)
     specs = tuple(spec for _, spec in trainer.program.captured._lp.signature.inputs)
     size = batch_of(specs, [tuple(t.shape) for t in inputs]) or 0
@@ -88,7 +92,8 @@ def run_chain(trainer: Trainer, chain: Chain, x: Any) -> list[Any] | None:
             lams = [torch.empty(sized(s, size), dtype=s.dtype, device=trainer.device) for s in net.io.lams]
             for t in lams:
                 dist.recv(t, before, tag=TAG)
-        found = net(lams, inputs)
+        with trainer.workers[0 if here is not None else rank].own_random() if random else contextlib.nullcontext():
+            found = net(lams, inputs)
         lams = [t.to(s.dtype) for t, s in zip(found, net.io.boundary, strict=False)]
         after = chain[i + 1][0] if i + 1 < len(chain) else rank
         if here is not None and after != rank:
@@ -155,18 +160,21 @@ def recalibrated(trainer: Trainer, loader: Iterable[Any], batches: int) -> Itera
     norms = [m for w in trainer.workers for m in _norms(w.stage.module)]
     kept = [(m, {k: b.clone() for k, b in m.named_buffers(recurse=False)}, m.momentum) for m in norms]
     for m in norms:
-        m.reset_running_stats()
+        m.reset_running_stats()  # type: ignore[operator]
         m.momentum = None
     try:
-        with torch.no_grad(), trainer.workers[0].own_random():
+        streams = [w.random for w in trainer.workers]
+        with torch.no_grad(), torch.random.fork_rng([trainer.device] if trainer.device.type == "cuda" else []):
             for batch in islice(loader, batches):
-                run_chain(trainer, serial(trainer, True), batch[0])
+                run_chain(trainer, serial(trainer, True), batch[0], random=True)
+        for w, stream in zip(trainer.workers, streams, strict=True):
+            w.random = stream
         yield
     finally:
         for m, buffers, momentum in kept:
             m.momentum = momentum
             for name, buffer in buffers.items():
-                getattr(m, name).copy_(buffer)
+                m.get_buffer(name).copy_(buffer)
 
 
 def _norms(module: nn.Module) -> list[nn.modules.batchnorm._NormBase]:

@@ -66,7 +66,7 @@ def run(
             continue
         begin = time.perf_counter() if worker.trace is not None else 0.0
         if op.handler is not None:
-            if torch.autograd._profiler_enabled():
+            if torch._C._autograd._profiler_enabled():
                 with torch.profiler.record_function(f"rank {rank}: {op.name}"):
                     waiting = op.handler(worker, item, slot)
             else:

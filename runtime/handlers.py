@@ -76,7 +76,7 @@ def penalize(w: Worker, item: Instruction, slot: int) -> None:
     if w.betas[k].rule.kind == "adaptive" and found:
         w.betas[k].saw(sum(float(v) for _, v in found) / len(found))
     if w.look:
-        watch.check(w.settings.collapse, w.rank, k, w.step, lams, Xs)
+        watch.check(w.settings.collapse, w.varied, w.rank, k, w.step, {"λ": lams, "X": Xs})
 
 
 def backward(w: Worker, item: Instruction, slot: int) -> None:

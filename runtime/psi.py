@@ -47,7 +47,7 @@ def linf(difference: Tensor, X: Tensor, energy: Tensor, weight: float) -> Tensor
     rows = difference.view(len(X), -1)
     size = rows.abs()
     largest = size == size.amax(1, keepdim=True)
-    return rows.sign_().mul_(largest).mul_((weight / len(X)) / largest.sum(1, keepdim=True)).view_as(X)
+    return rows.sign_().mul_(largest).mul_((weight / len(X)) / largest.sum(1, keepdim=True, dtype=X.dtype)).view_as(X)
 
 
 KINDS: dict[str, Callable[[Tensor, Tensor, Tensor, float], Tensor]] = {

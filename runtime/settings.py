@@ -24,8 +24,8 @@ class Settings:
     psi: "scaled", "l2", "l1" or "linf". beta: see `lpcompile.runtime.beta`. lam_weight: the penalty's pull on λ against
         its pull on X. noise: standard deviation of Gaussian noise on λ, as a share of λ's own size.
     lam_lr, kappa_lr: step sizes for stored λ and for κ; None: the optimizer's learning rate.
-    clip: largest norm of gradients; None: 2 for decoupled methods, none for exact ones; 0: never. clip_scope: "rank" clips
-        each stage by itself, "global" by the norm over all stages. AuxNets are clipped each by itself.
+    clip: largest norm of gradients; None: 2 for decoupled methods, none for exact ones and K = 1; 0: never. clip_scope:
+        "rank" clips each stage by itself, "global" by the norm over all stages. AuxNets are clipped each by itself.
     accumulate: calls of `step` for one step of the optimizers. autocast: torch.bfloat16 or torch.float16 (with loss
         scaling). checkpoint: recompute activations, on all ranks (True) or on some.
     warmup: exact steps before decoupling, at most so many; warmup_violation: or until λ is this near to X.

@@ -38,7 +38,8 @@ def release_others(trainer: Trainer) -> None:
     """Give up what other ranks keep: their stages and AuxNets become shapes without memory."""
     mine = trainer.workers[0]
     kept = {id(t) for m in _modules(mine) for t in (*m.parameters(), *m.buffers())}
-    others = [trainer.program.module, *(net.module for net in trainer.auxnets.values())]
+    program = trainer.program
+    others = [program.module, program.captured, *program.stages, *(net.module for net in trainer.auxnets.values())]
     for module in (m for root in others for m in root.modules()):
         for name, parameter in module._parameters.items():
             if parameter is not None and id(parameter) not in kept:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from lpcompile.errors import UsageError
 from lpcompile.io import StageIO
-from lpcompile.runtime.comm import Transport
+from lpcompile.runtime.comm import Local, Transport
 from lpcompile.runtime.kappa import kappa_net
 from lpcompile.runtime.settings import Settings
 from lpcompile.runtime.update import Updater
@@ -28,7 +28,7 @@ def stage_nets(program: Program) -> list[Net]:
 
 
 def aux_nets(program: Program, given: Sequence[nn.Module] | None, recursive: bool) -> dict[int, Net]:
-    """AuxNets by boundary. A module without a record of its own is called as its stage is (or on the model's inputs)."""
+    """AuxNets by boundary. A module without a record of its own is called as its stage, or on the model's inputs."""
     modules = given if given is not None else getattr(program, "auxnets", ())
     if len(modules) != program.plan.K - 1:
         raise UsageError(
@@ -67,7 +67,6 @@ def make_worker(
     settings: Settings,
     transport: Transport,
     device: torch.device,
-    in_one_process: bool,
 ) -> Worker:
     """A rank with its stage and the optimizer of its stage. Parameters come in the model's order, a loss's own last."""
     stage, K = stage_nets(program)[rank], program.plan.K
@@ -78,7 +77,7 @@ def make_worker(
     for name, ranks in program.plan.tied:
         if rank in ranks:
             w.tied[name], w.owners[name] = program.module.get_parameter(name), tuple(ranks)
-            w.shared = in_one_process
+            w.shared = isinstance(transport, Local)
     ids = {id(p) for p in stage.module.parameters()}
     ids -= {id(p) for name, p in w.tied.items() if not w.steps_tied(name)}
     own = [p for p in program.module.parameters() if id(p) in ids and p.requires_grad]

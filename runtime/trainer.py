@@ -82,8 +82,8 @@ class Trainer:
         self.violation_at_start: float | None = None
         self.workers: list[Worker] = []
         for rank in [self.rank] if self.distributed else range(self.plan.K):
-            self.workers.append(make_worker(program, rank, loss_fn, optimizer, self.settings, self.transport, self.device,
-                                            not self.distributed))  # fmt: skip
+            w = make_worker(program, rank, loss_fn, optimizer, self.settings, self.transport, self.device)
+            self.workers.append(w)
         self._begin(self.target)
         if isinstance(self.transport, Distributed):
             handshake.compare(self.facts(), self.transport.control)
@@ -274,6 +274,13 @@ class Trainer:
         self.target = get_method(method)
         self.settings = settings({**asdict_shallow(self.settings), **options})
         self._begin(self.target)
+
+    def resume_method(self, target: str, method: str) -> None:
+        """Be where a saved run was: with what it aimed at, and what it was doing (a warm-up, perhaps)."""
+        self.target = get_method(target)
+        self._begin(self.target)
+        if self.method.name != method:
+            self._use(get_method(method))
 
     def fit(
         self, loader: Iterable[Any], epochs: int = 1, *, on_step: Callable[[dict[str, Any]], None] | None = None

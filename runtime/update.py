@@ -35,6 +35,8 @@ class Updater:
     def norm(self, device: torch.device) -> Tensor:
         """The norm of the stage's gradients, tied parameters counted on one rank only."""
         counted = [p for p in self.parameters if id(p) not in self.uncounted]
+        if self.scaling:  # an overflow in an AuxNet counts too
+            counted += [p for ps, _ in self.others.values() for p in ps]
         return total_norm(counted, device)
 
     def apply(self, norms: Sequence[Tensor] | None) -> bool:
@@ -100,4 +102,5 @@ def _over_ranks(norms: Sequence[Tensor], factor: float) -> Tensor:
     """One norm of the norms of all ranks, in rank order; a single one stays bit for bit as it is."""
     if len(norms) == 1:
         return norms[0] * factor if factor != 1.0 else norms[0]
-    return torch.linalg.vector_norm(torch.stack([n.to(norms[0].device) for n in norms])) * factor
+    together: Tensor = torch.linalg.vector_norm(torch.stack([n.to(norms[0].device) for n in norms]))
+    return together * factor

@@ -13,8 +13,8 @@ from lpcompile.errors import TrainingError
 
 LEAST = 1e-5  # variance over samples, as a share of the mean square, below which nothing is told apart any more
 REMEDY = {
-    "collapse": "let β start smaller (beta={0: 0.1, ...}), weaken the pull on λ (lam_weight=0.5), start consistent or warm up "
-    "(warmup=...), or use method='multiplier'",
+    "collapse": "let β start smaller (beta={0: 0.1, ...}), weaken the pull on λ (lam_weight=0.5), start consistent or "
+    "warm up (warmup=...), or use method='multiplier'",
     "infinite": "lower the learning rate, clip more (clip=0.5), or cut after a normalised layer (pins=...)",
 }
 
@@ -23,14 +23,23 @@ class CollapseWarning(UserWarning):
     """A boundary collapsed and the policy is to go on."""
 
 
-def check(policy: str, rank: int, boundary: int, step: int, lams: Sequence[Tensor], Xs: Sequence[Tensor]) -> None:
-    """Look at λ and X of one boundary."""
-    for name, tensors in (("λ", lams), ("X", Xs)):
-        for tensor in tensors:
+def check(
+    policy: str,
+    varied: set[tuple[int, str, int]],
+    rank: int,
+    boundary: int,
+    step: int,
+    found: dict[str, Sequence[Tensor]],
+) -> None:
+    """Look at λ and X of one boundary. `varied` remembers what ever varied: a constant that always was one is fine."""
+    for name, tensors in found.items():
+        for i, tensor in enumerate(tensors):
             spread = relative_variance(tensor)
             if not math.isfinite(spread):
                 fail("stop", f"{name} is not finite", "infinite", rank, boundary, step)
-            elif spread < LEAST and len(tensor) > 1:
+            elif spread >= LEAST:
+                varied.add((boundary, name, i))
+            elif (boundary, name, i) in varied:
                 what = f"{name} is nearly the same for all samples (relative variance {spread:.1e})"
                 fail(policy, what, "collapse", rank, boundary, step)
 

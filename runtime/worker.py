@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 from torch.utils.checkpoint import checkpoint
 
 from lpcompile.io import StageIO, TensorSpec, sized
@@ -62,6 +63,8 @@ class Worker:
         self.method: Method
         self.metrics: dict[str, list[tuple[Tensor, float]]] = {}
         self.trace: list[tuple[str, int, int, float, float]] | None = None
+        self.varied: set[tuple[int, str, int]] = set()  # boundary tensors that have been seen to vary over samples
+        self.norms_of: dict[int, list[_NormBase]] = {}
         self.waited = 0.0
         self.progress = 0
         self.step = 0
@@ -139,17 +142,18 @@ class Worker:
                 return self.loss(found, batch.target)
 
         if self.settings.recomputes(self.rank):
-            result = checkpoint(
-                compute,
-                *lams,
-                use_reentrant=False,
-                context_fn=lambda: (contextlib.nullcontext(), self.statistics_kept()),
-            )
+            result = checkpoint(compute, *lams, use_reentrant=False, context_fn=self._checkpoint_contexts)
         else:
             result = compute(*lams)
         if self.loss is None:
             return result, None
         return (), result
+
+    def _checkpoint_contexts(
+        self,
+    ) -> tuple[contextlib.AbstractContextManager[Any], contextlib.AbstractContextManager[Any]]:
+        """Around the forward, and around its recomputation."""
+        return contextlib.nullcontext(), self.statistics_kept(self.stage.module)
 
     def run_aux(self, k: int, slot: int) -> Tensors:
         batch, net = self.batches[slot], self.auxnets[k]
@@ -158,17 +162,20 @@ class Worker:
             return self.cast(k, net(lams, batch.inputs))
 
     @contextlib.contextmanager
-    def statistics_kept(self, module: nn.Module | None = None) -> Iterator[None]:
-        """A second forward of the same batch leaves running statistics alone."""
-        root = self.stage.module if module is None else module
-        norms = [m for m in root.modules() if isinstance(m, nn.modules.batchnorm._NormBase) and m.track_running_stats]
+    def statistics_kept(self, module: nn.Module) -> Iterator[None]:
+        """A second forward of the same batch leaves running statistics alone: it works on copies of them."""
+        norms = self.norms_of.get(id(module))
+        if norms is None:
+            norms = self.norms_of[id(module)] = [m for m in module.modules() if isinstance(m, _NormBase)]
+        kept = [dict(m._buffers) for m in norms]
         for m in norms:
-            m.track_running_stats = False
+            for name, buffer in m._buffers.items():
+                m._buffers[name] = None if buffer is None else buffer.clone()
         try:
             yield
         finally:
-            for m in norms:
-                m.track_running_stats = True
+            for m, buffers in zip(norms, kept, strict=True):
+                m._buffers.update(buffers)
 
     def note(self, name: str, value: Tensor, weight: float) -> None:
         self.metrics.setdefault(name, []).append((value, weight))

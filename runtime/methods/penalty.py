@@ -38,7 +38,7 @@ def decoupled_slot(b: Builder, slot: int, layout: Layout, *, stored: bool = Fals
 
     stored: λ per sample instead of AuxNets. kappa: "", "stored" or "auxnet" (which reads λ).
     """
-    r, K, hosts = b.rank, layout.K, layout.hosts
+    r, hosts = b.rank, layout.hosts
     above, below = hosts.get(r) == r, hosts.get(r + 1) == r  # this rank makes λ_r; λ_{r+1}
     layout.post_lams(b, slot)
     if below:
@@ -49,20 +49,7 @@ def decoupled_slot(b: Builder, slot: int, layout: Layout, *, stored: bool = Fals
             b.recv("kappa", r, slot, r - 1)
     waited = layout.make_lams(b, slot, "recall" if stored else "aux_forward", keep=not stored)
     decoupled_forward(b, slot, layout, waited)
-    reads = [("graph", r), *([("lam", r)] if r > 0 else [])]
-    if r < K - 1:
-        if hosts[r + 1] != r:
-            b.wait("lam", r + 1, slot)
-        b.do("penalize", slot, r + 1, [("lam", r + 1), ("X", r + 1)], [("d", r + 1)])
-        reads.append(("d", r + 1))
-        if kappa:
-            b.do("kappa", slot, r + 1, [("lam", r + 1)] if kappa == "auxnet" else [], [("kappa", r + 1)])
-            reads.append(("kappa", r + 1))
-            if not below:
-                b.send("kappa", r + 1, slot, r + 1)
-    b.do("backward", slot, reads=reads, writes=[("p", r)] if r > 0 else [])
-    if r > 0 and not above:
-        b.send("p", r, slot, r - 1)
+    decoupled_backward(b, slot, layout, kappa)
     learn = "store" if stored else "distil"
     if above:
         b.wait("X", r, slot)
@@ -73,7 +60,7 @@ def decoupled_slot(b: Builder, slot: int, layout: Layout, *, stored: bool = Fals
     if below:
         b.wait("p", r + 1, slot)
         correct(b, slot, r + 1, learn, bool(kappa))
-    if kappa and r < K - 1:
+    if kappa and r < layout.K - 1:
         b.do("multiply", slot, r + 1, [("lam", r + 1), ("X", r + 1), ("kappa", r + 1)])
 
 
@@ -86,6 +73,25 @@ def decoupled_forward(b: Builder, slot: int, layout: Layout, waited: set[int]) -
     b.do("forward", slot, reads=reads, writes=writes)
     if r < K - 1 and layout.hosts[r + 1] == r + 1:
         b.send("X", r + 1, slot, r + 1)
+
+
+def decoupled_backward(b: Builder, slot: int, layout: Layout, kappa: str) -> None:
+    """The stage's backward from the loss, or from its penalty (and κ) at the boundary above; p on its way down."""
+    r, hosts = b.rank, layout.hosts
+    reads = [("graph", r), *([("lam", r)] if r > 0 else [])]
+    if r < layout.K - 1:
+        if hosts[r + 1] != r:
+            b.wait("lam", r + 1, slot)
+        b.do("penalize", slot, r + 1, [("lam", r + 1), ("X", r + 1)], [("d", r + 1)])
+        reads.append(("d", r + 1))
+        if kappa:
+            b.do("kappa", slot, r + 1, [("lam", r + 1)] if kappa == "auxnet" else [], [("kappa", r + 1)])
+            reads.append(("kappa", r + 1))
+            if hosts[r + 1] != r:
+                b.send("kappa", r + 1, slot, r + 1)
+    b.do("backward", slot, reads=reads, writes=[("p", r)] if r > 0 else [])
+    if r > 0 and hosts[r] != r:
+        b.send("p", r, slot, r - 1)
 
 
 def correct(b: Builder, slot: int, k: int, learn: str, kappa: bool = False, recompute: Layout | None = None) -> None:
