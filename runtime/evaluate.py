@@ -151,7 +151,7 @@ def evaluating(trainer: Trainer) -> Iterator[None]:
             module.training = flag
         for root in roots:
             if hasattr(root, "_lp_use_mode"):
-                root._lp_use_mode(root.training)
+                root._lp_use_mode(root.training)  # type: ignore[operator]
 
 
 @contextlib.contextmanager
@@ -160,7 +160,7 @@ def recalibrated(trainer: Trainer, loader: Iterable[Any], batches: int) -> Itera
     norms = [m for w in trainer.workers for m in _norms(w.stage.module)]
     kept = [(m, {k: b.clone() for k, b in m.named_buffers(recurse=False)}, m.momentum) for m in norms]
     for m in norms:
-        m.reset_running_stats()  # type: ignore[operator]
+        m.reset_running_stats()
         m.momentum = None
     try:
         streams = [w.random for w in trainer.workers]

@@ -38,48 +38,59 @@ def schedules(draw, methods=tuple(ALL), least=1, micro=5):
     return ALL[draw(st.sampled_from(methods))].schedule(plan(hosts), options)
 
 
+class Play:
+    """The slow truth: start, steady steps and flush with rendezvous sends; `runs()` is False if it hangs."""
+
+    def __init__(self, schedule: Schedule, steps: int) -> None:
+        self.K, self.M = schedule.K, schedule.micro
+        self.posted, self.sent, self.met = {}, set(), {}
+        self.values = [set() for _ in schedule.ranks]
+        flush = -(-schedule.lag // self.M)
+        self.todo = [
+            [
+                (item, n)
+                for n in range(steps + flush)
+                for item in items
+                if item.op in STEPWISE or 0 <= n * self.M + item.slot < steps * self.M
+            ]
+            for items in schedule.ranks
+        ]
+
+    def runs(self) -> bool:
+        at = [0] * self.K
+        moved = True
+        while moved:
+            moved = False
+            for rank, line in enumerate(self.todo):
+                while at[rank] < len(line) and self.goes(rank, *line[at[rank]]):
+                    at[rank] += 1
+                    moved = True
+        return all(at[r] == len(self.todo[r]) for r in range(self.K)) and set(self.posted) == self.sent
+
+    def goes(self, rank, item, n) -> bool:
+        """Do one instruction, if it can be done now."""
+        if item.op in ("tied", "norm"):
+            self.met.setdefault((item.op, n), set()).add(rank)
+            return len(self.met[item.op, n]) == self.K
+        reads, writes = (
+            [(r.kind, r.boundary, n * self.M + r.slot) for r in refs] for refs in (item.reads, item.writes)
+        )
+        if item.op == "recv":
+            self.posted[rank, writes[0]] = item.peer
+            return True
+        if item.op == "wait" and (rank, writes[0]) not in self.sent:
+            return False
+        assert all(key in self.values[rank] for key in reads), f"rank {rank}: {item}"
+        if item.op == "send":
+            if self.posted.get((item.peer, reads[0])) != rank:
+                return False
+            self.sent.add((item.peer, reads[0]))
+        self.values[rank].update(writes)
+        return True
+
+
 def play(schedule: Schedule, steps: int) -> bool:
-    """The slow truth: run start, steady steps and flush with rendezvous sends and ordered channels; False if it hangs."""
-    M, extra = schedule.micro, -(-schedule.lag // schedule.micro)
-    todo = []
-    for items in schedule.ranks:
-        line = []
-        for n in range(steps + extra):
-            for item in items:
-                if item.op in STEPWISE or 0 <= n * M + item.slot < steps * M:
-                    line.append((item, n))
-        todo.append(line)
-    at = [0] * schedule.K
-    posted, sent, values, met = {}, set(), [set() for _ in range(schedule.K)], {}
-    moved = True
-    while moved:
-        moved = False
-        for rank, line in enumerate(todo):
-            while at[rank] < len(line):
-                item, n = line[at[rank]]
-                key = (item.ref.kind, item.ref.boundary, n * M + item.slot) if item.reads or item.writes else None
-                if item.op == "recv":
-                    posted[rank, key] = item.peer
-                elif item.op == "send":
-                    assert key in values[rank]
-                    if posted.get((item.peer, key)) != rank:
-                        break
-                    sent.add((item.peer, key))
-                elif item.op == "wait":
-                    if (rank, key) not in sent:
-                        break
-                    values[rank].add(key)
-                elif item.op in ("tied", "norm"):
-                    met.setdefault((item.op, n), set()).add(rank)
-                    if len(met[item.op, n]) < schedule.K:
-                        break
-                else:
-                    for ref in item.reads:
-                        assert (ref.kind, ref.boundary, n * M + ref.slot) in values[rank]
-                    values[rank] |= {(r.kind, r.boundary, n * M + r.slot) for r in item.writes}
-                at[rank] += 1
-                moved = True
-    return all(at[r] == len(todo[r]) for r in range(schedule.K)) and set(posted) == sent
+    return Play(schedule, steps).runs()
 
 
 @settings(max_examples=150, deadline=None)
