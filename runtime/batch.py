@@ -28,10 +28,17 @@ class MicroBatch:
 
 
 def micro_batches(
-    inputs: Sequence[Tensor], specs: Sequence[TensorSpec], target: Any, index: Tensor | None, micro: int, step: int
+    inputs: Sequence[Tensor],
+    specs: Sequence[TensorSpec],
+    target: Any,
+    index: Tensor | None,
+    micro: int,
+    step: int,
+    size: int | None = None,
 ) -> list[MicroBatch]:
-    """Cut a batch into `micro` parts that differ by at most one sample."""
-    size = batch_of(tuple(specs), [tuple(t.shape) for t in inputs])
+    """Cut a batch into `micro` parts that differ by at most one sample. `size` is needed where no inputs are given."""
+    if inputs:
+        size = batch_of(tuple(specs), [tuple(t.shape) for t in inputs])
     if size is None:
         if micro > 1:
             raise InputError(
@@ -48,7 +55,7 @@ def micro_batches(
     ends = [size * i // micro for i in range(micro + 1)]
     found = []
     for first, end in pairwise(ends):
-        cut = tuple(_cut(t, s, first, end) for t, s in zip(inputs, specs, strict=True))
+        cut = tuple(_cut(t, s, first, end) for t, s in zip(inputs, specs, strict=False))
         part = pytree.tree_map(lambda t, a=first, b=end: _cut_target(t, size, a, b), target)
         mine = None if index is None else index[first:end]
         found.append(MicroBatch(cut, part, mine, end - first, (end - first) / size, step))

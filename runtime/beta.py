@@ -49,6 +49,12 @@ class BetaState:
     def __post_init__(self) -> None:
         self.now = self.rule.start
 
+    def use(self, rule: Beta, total: int | None) -> None:
+        """Go on by another rule; by the same one from where it is."""
+        if rule != self.rule:
+            self.rule, self.now = rule, rule.start
+        self.total = total
+
     def at(self, step: int) -> float:
         return self.now if self.rule.kind == "adaptive" else self.rule.at(step, self.total)
 

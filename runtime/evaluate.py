@@ -14,15 +14,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from lpcompile.errors import UsageError
 from lpcompile.io import StageIO, batch_of, sized
 from lpcompile.runtime import handshake
 from lpcompile.runtime.batch import to_device
 from lpcompile.runtime.comm import Distributed
+from lpcompile.runtime.team import structured
 from lpcompile.runtime.worker import Net
 
 if TYPE_CHECKING:
-    from lpcompile.runtime.trainer import Trainer
+    from lpcompile.runtime.engine import Engine
 
 TAG = 100  # apart from the tags of training
 Metric = Callable[[Any, Any], dict[str, Any]]
@@ -30,7 +30,7 @@ Chain = list[tuple[int, Net]]  # who runs what, in order
 
 
 def evaluate(
-    trainer: Trainer,
+    trainer: Engine,
     loader: Iterable[Any],
     *,
     recalibrate: Iterable[Any] | None = None,
@@ -57,11 +57,11 @@ def evaluate(
     return found
 
 
-def serial(trainer: Trainer, training: bool) -> Chain:
+def serial(trainer: Engine, training: bool) -> Chain:
     return [(r, Net(stage, stage._lp_io[training])) for r, stage in enumerate(trainer.program.stages)]
 
 
-def through_auxnets(trainer: Trainer, training: bool) -> Chain:
+def through_auxnets(trainer: Engine, training: bool) -> Chain:
     hosts = trainer._hosts()
     found: Chain = []
     for k, net in trainer.auxnets.items():
@@ -74,8 +74,8 @@ def through_auxnets(trainer: Trainer, training: bool) -> Chain:
     return [*found, serial(trainer, training)[-1]]
 
 
-def run_chain(trainer: Trainer, chain: Chain, x: Any, random: bool = False) -> list[Any] | None:
-    """The model's flat outputs on the rank (or in the process) of the chain's end; None elsewhere.
+def run_chain(trainer: Engine, chain: Chain, x: Any, random: bool = False) -> list[Any] | None:
+    """What the chain's end gives, on its rank (or in this process); None elsewhere.
 
     random: each part draws from its rank's own stream, for forwards in training mode.
     """
@@ -101,10 +101,10 @@ def run_chain(trainer: Trainer, chain: Chain, x: Any, random: bool = False) -> l
                 dist.send(t.contiguous(), after, tag=TAG)
     if here is not None and chain[-1][0] != here:
         return None
-    return [found[len(net.io.boundary) + net.io.outputs.index(o)] for o in sorted(net.io.outputs)]
+    return list(found)
 
 
-def _means(trainer: Trainer, chain: Chain, loader: Iterable[Any], metrics: Metric | None) -> dict[str, float]:
+def _means(trainer: Engine, chain: Chain, loader: Iterable[Any], metrics: Metric | None) -> dict[str, float]:
     totals: dict[str, float] = {}
     count = 0
     for batch in loader:
@@ -113,10 +113,8 @@ def _means(trainer: Trainer, chain: Chain, loader: Iterable[Any], metrics: Metri
             flat = run_chain(trainer, chain, x)
         if flat is None:
             continue
-        tree = trainer.program.captured._lp.trees[False]
-        if len(flat) != tree.count:
-            raise UsageError(f"{tree.count - len(flat)} of the model's outputs are made before the last stage")
-        output, target = tree.unflatten(flat), to_device(y, trainer.device)
+        output = structured(trainer.program, chain[-1][1].io, flat, False)
+        target = to_device(y, trainer.device)
         size = len(flat[0]) if flat[0].dim() else 1
         values = {"loss": float(trainer.loss_fn(output, target)), **(metrics or accuracy)(output, target)}
         for name, value in values.items():
@@ -136,7 +134,7 @@ def accuracy(output: Any, target: Any) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def evaluating(trainer: Trainer) -> Iterator[None]:
+def evaluating(trainer: Engine) -> Iterator[None]:
     """Everything in evaluation mode, and afterwards each layer as it was."""
     roots: list[nn.Module] = [*trainer.program.stages, *(net.module for net in trainer.auxnets.values())]
     if isinstance(trainer.loss_fn, nn.Module):
@@ -155,7 +153,7 @@ def evaluating(trainer: Trainer) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def recalibrated(trainer: Trainer, loader: Iterable[Any], batches: int) -> Iterator[None]:
+def recalibrated(trainer: Engine, loader: Iterable[Any], batches: int) -> Iterator[None]:
     """BatchNorm statistics gathered anew on X, as cumulative means; put back afterwards."""
     norms = [m for w in trainer.workers for m in _norms(w.stage.module)]
     kept = [(m, {k: b.clone() for k, b in m.named_buffers(recurse=False)}, m.momentum) for m in norms]

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,8 @@ from lpcompile.runtime.comm import Key, Transport
 from lpcompile.runtime.handlers import HANDLERS, Handler
 from lpcompile.runtime.worker import Worker
 from lpcompile.schedule import STEPWISE, Instruction, Ref, Schedule
+
+NOTHING = contextlib.nullcontext()
 
 
 @dataclass(frozen=True)
@@ -60,33 +63,44 @@ def run(
     base: number of the step's first micro-batch since training began. Only micro-batches in [low, high) exist.
     """
     values, rank = worker.values, worker.rank
+    profiled = torch._C._autograd._profiler_enabled()
     for op in program:
-        item, slot = op.item, base + op.item.slot
-        if not low <= slot < high and item.op not in STEPWISE:
+        slot = base + op.item.slot
+        if not low <= slot < high and op.item.op not in STEPWISE:
             continue
+        worker.now = op.name
         begin = time.perf_counter() if worker.trace is not None else 0.0
-        if op.handler is not None:
-            if torch._C._autograd._profiler_enabled():
-                with torch.profiler.record_function(f"rank {rank}: {op.name}"):
-                    waiting = op.handler(worker, item, slot)
-            else:
-                waiting = op.handler(worker, item, slot)
-            if waiting is not None:  # a collective: all ranks must be there
+        try:
+            with torch.profiler.record_function(f"rank {rank}: {op.name}") if profiled else NOTHING:
+                waiting = _do(worker, transport, op, slot, depth)
+            if waiting is not None:
                 yield from waiting
-        else:
-            ref = item.ref
-            key = (ref.kind, ref.boundary, slot)
-            if item.op == "send":
-                transport.send(rank, item.peer, key, worker.message(values[key]))
-            elif item.op == "recv":
-                transport.post(rank, item.peer, key, worker.shapes(key), depth)
-            else:
-                yield from _wait(worker, transport, key)
+        except Exception as error:
+            if hasattr(error, "add_note"):
+                error.add_note(f"in step {worker.step} on rank {rank}, instruction {op.name!r}")
+            raise
         if worker.trace is not None:
             worker.trace.append((op.name, rank, worker.step, begin, time.perf_counter()))
         worker.progress += 1
         for ref in op.frees:
             values.pop((ref.kind, ref.boundary, base + ref.slot), None)
+
+
+def _do(worker: Worker, transport: Transport, op: Op, slot: int, depth: int) -> Iterator[None] | None:
+    """One instruction; what it gives back has to be waited for."""
+    item = op.item
+    if op.handler is not None:
+        return op.handler(worker, item, slot)
+    key = (item.ref.kind, item.ref.boundary, slot)
+    if item.op == "wait":
+        return _wait(worker, transport, key)
+    if item.op == "recv":
+        transport.post(worker.rank, item.peer, key, worker.shapes(key), depth)
+    else:
+        message = worker.message(worker.values[key])
+        worker.sent += sum(t.nbytes for t in message)
+        transport.send(worker.rank, item.peer, key, message)
+    return None
 
 
 def _wait(worker: Worker, transport: Transport, key: Key) -> Iterator[None]:

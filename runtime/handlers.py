@@ -7,7 +7,6 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from lpcompile.errors import InputError
 from lpcompile.runtime import psi, watch
 from lpcompile.runtime.methods.method import Terms
 from lpcompile.runtime.stores import Store
@@ -172,8 +171,7 @@ def multiply(w: Worker, item: Instruction, slot: int) -> None:
 
 def index_of(w: Worker, slot: int) -> Tensor:
     index = w.batches[slot].index
-    if index is None:
-        raise InputError("this method keeps values for each sample: pass their indices, trainer.step(x, y, index=i)")
+    assert index is not None  # the trainer has asked for it
     return index
 
 

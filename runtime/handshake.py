@@ -55,10 +55,17 @@ def compare(facts: dict[str, Any], group: Any) -> None:
 
 
 def merge(facts: dict[str, Any], group: Any) -> dict[str, Any]:
-    """What the ranks know together; where several know the same thing, the last one's word."""
+    """What the ranks know together: the longest times, all bytes, of the rest the last one's word."""
     everyone: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(everyone, facts, group=group)
-    return {name: value for found in everyone for name, value in found.items()}
+    together = {name: value for found in everyone for name, value in found.items()}
+    for name in together:
+        values = [found[name] for found in everyone if name in found]
+        if name == "bytes":
+            together[name] = sum(values)
+        elif name.endswith(" ms"):
+            together[name] = max(values)
+    return together
 
 
 ADVICE = {

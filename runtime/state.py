@@ -15,10 +15,10 @@ from lpcompile.runtime.stores import Store
 from lpcompile.runtime.worker import Worker
 
 if TYPE_CHECKING:
-    from lpcompile.runtime.trainer import Trainer
+    from lpcompile.runtime.engine import Engine
 
 
-def share_start(trainer: Trainer) -> None:
+def share_start(trainer: Engine) -> None:
     """Every rank takes over rank 0's parameters and buffers, of the model, the AuxNets and the loss."""
     modules = [trainer.program.module, *(net.module for net in trainer.auxnets.values())]
     if isinstance(trainer.loss_fn, nn.Module):
@@ -34,7 +34,7 @@ def share_start(trainer: Trainer) -> None:
                     tensor.copy_(here)
 
 
-def release_others(trainer: Trainer) -> None:
+def release_others(trainer: Engine) -> None:
     """Give up what other ranks keep: their stages and AuxNets become shapes without memory."""
     mine = trainer.workers[0]
     kept = {id(t) for m in _modules(mine) for t in (*m.parameters(), *m.buffers())}
@@ -53,7 +53,7 @@ def _modules(w: Worker) -> list[nn.Module]:
     return [w.stage.module, *(net.module for net in w.auxnets.values()), *w.kappanets.values()]
 
 
-def model_state(trainer: Trainer) -> dict[str, Tensor]:
+def model_state(trainer: Engine) -> dict[str, Tensor]:
     """The whole model's state. Between processes each tensor comes from the lowest rank that has it."""
     model = trainer.program.module
     if not isinstance(trainer.transport, Distributed):
@@ -69,7 +69,7 @@ def model_state(trainer: Trainer) -> dict[str, Tensor]:
     return found
 
 
-def _owned(trainer: Trainer) -> Iterator[tuple[str, int, Tensor]]:
+def _owned(trainer: Engine) -> Iterator[tuple[str, int, Tensor]]:
     """Every key of the model's state with the lowest rank whose stage has it."""
     keys = [set(stage.state_dict()) for stage in trainer.program.stages]
     for key, tensor in trainer.program.module.state_dict().items():
@@ -77,7 +77,7 @@ def _owned(trainer: Trainer) -> Iterator[tuple[str, int, Tensor]]:
             yield key, next(r for r, mine in enumerate(keys) if key in mine), tensor
 
 
-def load_model_state(trainer: Trainer, given: dict[str, Tensor]) -> None:
+def load_model_state(trainer: Engine, given: dict[str, Tensor]) -> None:
     """Every rank takes its part of the original model's state."""
     wanted = set(trainer.program.module.state_dict())
     missing, unknown = sorted(wanted - set(given)), sorted(set(given) - wanted)
@@ -91,7 +91,7 @@ def load_model_state(trainer: Trainer, given: dict[str, Tensor]) -> None:
         w.stage.module.load_state_dict({key: given[key] for key in own}, strict=True)
 
 
-def own_state(trainer: Trainer) -> dict[str, Any]:
+def own_state(trainer: Engine) -> dict[str, Any]:
     """Per rank of this process: modules, optimizers, stores, β, random stream; and what all ranks share."""
     return {
         "steps": trainer.steps,
@@ -105,7 +105,7 @@ def own_state(trainer: Trainer) -> dict[str, Any]:
     }
 
 
-def _worker_state(trainer: Trainer, w: Worker) -> dict[str, Any]:
+def _worker_state(trainer: Engine, w: Worker) -> dict[str, Any]:
     loss = trainer.loss_fn if w.last else None
     return {
         "stage": w.stage.module.state_dict(),
@@ -126,7 +126,7 @@ def _gradients(w: Worker) -> list[list[Tensor | None]]:
     return [[p.grad for p in ps] for ps in groups]
 
 
-def load_own_state(trainer: Trainer, given: dict[str, Any]) -> None:
+def load_own_state(trainer: Engine, given: dict[str, Any]) -> None:
     missing = [w.rank for w in trainer.workers if w.rank not in given["ranks"]]
     if missing:
         raise UsageError(f"the state holds ranks {sorted(given['ranks'])}, not {missing}; load each rank's own state")
@@ -140,7 +140,7 @@ def load_own_state(trainer: Trainer, given: dict[str, Any]) -> None:
         _load_worker(trainer, w, given["ranks"][w.rank])
 
 
-def _load_worker(trainer: Trainer, w: Worker, given: dict[str, Any]) -> None:
+def _load_worker(trainer: Engine, w: Worker, given: dict[str, Any]) -> None:
     w.stage.module.load_state_dict(given["stage"], strict=True)
     for k, net in w.auxnets.items():
         net.module.load_state_dict(given["auxnets"][k], strict=True)

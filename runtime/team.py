@@ -44,19 +44,37 @@ def aux_nets(program: Program, given: Sequence[nn.Module] | None, recursive: boo
     return found
 
 
+class Elsewhere:
+    """Stands for a model output that an earlier stage makes: a loss may pass it by, but not use it."""
+
+    def __init__(self, position: int) -> None:
+        self.__dict__["position"] = position
+
+    def __getattr__(self, name: str) -> Any:
+        raise UsageError(
+            f"the loss uses output {self.position} of the model, which is made before the last stage and stays there; "
+            f"keep its layers in the last stage with pins={{'together': ...}}, or leave it out of the loss"
+        )
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        next(a for a in (*args, *(kwargs or {}).values()) if isinstance(a, Elsewhere)).used  # noqa: B018
+
+
+def structured(program: Program, io: StageIO, found: Sequence[Any], training: bool) -> Any:
+    """The model's output, in its own structure, from what the last stage gives."""
+    tree = program.captured._lp.trees[training]
+    flat: list[Any] = [Elsewhere(i) for i in range(tree.count)]
+    for position, value in zip(io.outputs, found, strict=True):
+        flat[position] = value
+    return tree.unflatten(flat)
+
+
 def loss_of(
     program: Program, stage: Net, loss_fn: Callable[[Any, Any], Tensor]
 ) -> Callable[[Sequence[Any], Any], Tensor]:
-    """The user's loss on what the last stage gives, in the model's own output structure."""
-    tree = program.captured._lp.trees[True]
-    missing = sorted(set(range(tree.count)) - set(stage.io.outputs))
-    if missing:
-        raise UsageError(
-            f"model outputs {missing} are made before the last stage, and the loss is computed there; "
-            f"return only what the loss needs, or keep those layers in the last stage with pins={{'together': ...}}"
-        )
-    order = [stage.io.outputs.index(i) for i in range(tree.count)]
-    return lambda found, target: loss_fn(tree.unflatten([found[i] for i in order]), target)
+    """The user's loss on what the last stage gives."""
+    return lambda found, target: loss_fn(structured(program, stage.io, found, True), target)
 
 
 def make_worker(

@@ -65,7 +65,9 @@ class Worker:
         self.trace: list[tuple[str, int, int, float, float]] | None = None
         self.varied: set[tuple[int, str, int]] = set()  # boundary tensors that have been seen to vary over samples
         self.norms_of: dict[int, list[_NormBase]] = {}
-        self.waited = 0.0
+        self.waited = 0.0  # seconds of this step
+        self.sent = 0  # bytes of this step
+        self.now = ""  # the instruction that is running
         self.progress = 0
         self.step = 0
         self.apply = True  # whether optimizers step at the end of this step

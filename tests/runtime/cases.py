@@ -48,6 +48,7 @@ CASES = [
     Case("float16", "penalty", {"autocast": torch.float16}),
     Case("checkpoint", "penalty", {"checkpoint": True}, "dropout"),
     Case("warm-up", "penalty", {"warmup": 2}),
+    Case("warm-up, then skewed", "multiplier", {"warmup": 2, "micro": 2}, hosts=1),
     Case("switch", "multiplier", {"micro": 2}, switch="bp"),
 ]
 
