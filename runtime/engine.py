@@ -62,7 +62,10 @@ class Engine:
             program.module.to(self.device)
         for stage in program.stages:
             stage._lp_refresh()
-        program.train()
+            if not stage.training:
+                stage._lp_use_mode(True)
+        if not program.module.training:  # else the user's own choice of layers that stay in evaluation holds
+            program.train()
         self.steps = 0  # calls of `step`
         self.slot = self.low = 0  # the next micro-batch's number, and the first one since the last flush
         self.seen = torch.zeros(0, dtype=torch.bool)  # samples with a stored λ

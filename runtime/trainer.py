@@ -58,6 +58,7 @@ class Trainer(Engine):
             self._step_schedulers()
         metrics = self._metrics(begin)
         self.steps += 1
+        self._note_start(metrics)
         self._decouple(metrics)
         return metrics
 
@@ -123,6 +124,13 @@ class Trainer(Engine):
             w.waited, w.sent = 0.0, 0
         return found
 
+    def _note_start(self, metrics: dict[str, Any]) -> None:
+        """Where there was no warm-up: how far λ was from X when training began, as far as this rank sees it."""
+        seen = [value for name, value in metrics.items() if name.startswith("violation")]
+        if self.violation_at_start is None and seen and not self.method.exact:
+            self.violation_at_start = max(seen)
+            log.info("step %d: decoupled from the start, largest violation %.3g", self.steps, self.violation_at_start)
+
     def _decouple(self, metrics: dict[str, Any]) -> None:
         """End the warm-up when it is long enough or λ is near enough to X, on all ranks at once."""
         if self.method is self.target or not self.method.name.startswith("warmup"):
@@ -172,7 +180,10 @@ class Trainer(Engine):
         state.load_model_state(self, given)
 
     def state(self) -> dict[str, Any]:
-        """All that this process needs to go on from here, as plain data; nothing is in flight afterwards."""
+        """All that this process needs to go on from here, as plain data; nothing is in flight afterwards.
+
+        The tensors are the live ones, as in torch's state_dict: save or copy them before training goes on.
+        """
         self.flush()
         return state.own_state(self)
 

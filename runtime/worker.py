@@ -52,9 +52,7 @@ class Worker:
         self.stage, self.specs, self.loss = stage, specs, loss
         self.auxnets: dict[int, Net] = {}  # by boundary, as kappanets
         self.kappanets: dict[int, nn.Module] = {}
-        self.differentiable = {
-            k: tuple(i for i, s in enumerate(found) if _has_gradient(s)) for k, found in specs.items()
-        }
+        self.differentiable = {k: differentiable(found) for k, found in specs.items()}
         self.values: dict[Key, Any] = {}
         self.batches: dict[int, MicroBatch] = {}
         self.stores: dict[tuple[str, int], Store] = {}
@@ -206,8 +204,10 @@ class Worker:
             _set_random(self.device, outside)
 
 
-def _has_gradient(spec: TensorSpec) -> bool:
-    return spec.is_float and spec.requires_grad
+def differentiable(specs: Sequence[TensorSpec]) -> tuple[int, ...]:
+    """Which tensors of a boundary have gradients. Above frozen layers none has, and λ must still learn to be X."""
+    found = tuple(i for i, s in enumerate(specs) if s.is_float and s.requires_grad)
+    return found or tuple(i for i, s in enumerate(specs) if s.is_float)
 
 
 def _random_state(rank: int) -> list[Tensor]:
