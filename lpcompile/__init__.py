@@ -11,11 +11,12 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from lpcompile.errors import CaptureError, GateError, InputError, LpError, PlanError, UsageError
+from lpcompile.errors import CaptureError, EmitError, GateError, InputError, LpError, PlanError, UsageError
 
 if TYPE_CHECKING:
     from lpcompile import models
     from lpcompile.compile import parallelize
+    from lpcompile.load import load
     from lpcompile.passes.capture import capture
     from lpcompile.passes.cuts import cuts
     from lpcompile.passes.partition import Link, partition
@@ -34,12 +35,13 @@ _LAZY = {
     "Link": "lpcompile.passes.partition",
     "Pins": "lpcompile.passes.partition_options",
     "Plan": "lpcompile.plan",
+    "load": "lpcompile.load",
     "Program": "lpcompile.program",
     "models": "lpcompile.models",
 }
 
-__all__ = ["CaptureError", "GateError", "InputError", "Link", "LpError", "Pins", "Plan", "PlanError", "Program",
-           "UsageError", "capture", "cuts", "models", "parallelize", "partition"]  # fmt: skip
+__all__ = ["CaptureError", "EmitError", "GateError", "InputError", "Link", "LpError", "Pins", "Plan", "PlanError",
+           "Program", "UsageError", "capture", "cuts", "load", "models", "parallelize", "partition"]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

@@ -11,8 +11,15 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from lpcompile.errors import LpError, UsageError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from lpcompile.program import Program
+    from lpcompile.sources import Source
 
 MODEL_HELP = (
     "resnet110 and other built-in models, torchvision:resnet50, timm:convnext_tiny, hf:bert, "
@@ -57,6 +64,13 @@ def _parser() -> argparse.ArgumentParser:
     inspect.add_argument("--save", metavar="FILE", help="write the plan to FILE as JSON")
     inspect.set_defaults(run=_inspect)
 
+    emit = commands.add_parser("emit", help="write the stages of a model as Python files with their weights")
+    _model_arguments(emit)
+    emit.add_argument("-o", "--output", metavar="DIR", required=True, help="the folder to write")
+    emit.add_argument("--weights", metavar="FILE", help="a state_dict to load first (safetensors, or a torch file)")
+    emit.add_argument("--force", action="store_true", help="replace what emit wrote to DIR before")
+    emit.set_defaults(run=_emit)
+
     zoo = commands.add_parser("zoo", help="check capture and exactness on torchvision, timm and transformers models")
     zoo.add_argument("models", nargs="*", help="names such as timm:convnext_tiny, or suites (default: all suites)")
     zoo.add_argument("-K", type=_count, default=4, help="number of stages (default 4)")
@@ -64,9 +78,10 @@ def _parser() -> argparse.ArgumentParser:
     zoo.add_argument("--seconds", type=float, default=240, help="time limit per model (default 240)")
     zoo.add_argument("--heavy", action="store_true", help="also the models that need much time or memory")
     zoo.add_argument("--no-peers", action="store_true", help="leave out symbolic_trace and pipelining.pipeline")
+    zoo.add_argument("--emit", action="store_true", help="also check AuxNets, and emit, load and compare each program")
     zoo.add_argument("--output", metavar="FILE", help="JSON lines; models already in FILE are not run again")
     zoo.set_defaults(run=_zoo)
-    for command in (inspect, zoo):
+    for command in (inspect, emit, zoo):
         command.add_argument("--debug", action="store_true", help="show Python tracebacks")
     return parser
 
@@ -78,7 +93,14 @@ def _model_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--input", metavar="SHAPE", help="input shape without the batch: 3x32x32, or 16:int64")
     parser.add_argument("--method", default="multiplier", help="training method to plan for (default multiplier)")
     parser.add_argument("--cost", choices=["measured", "flops"], default="measured", help="where costs come from")
-    parser.add_argument("--aux-budget", type=float, default=0.1, metavar="SHARE", help="AuxNet cost (default 0.1)")
+    parser.add_argument("--aux-budget", type=float, default=0.1, metavar="SHARE",
+                        help="cost of an AuxNet as a share of its stage's (default 0.1)")  # fmt: skip
+    parser.add_argument("--aux", default="derived", choices=["derived", "tied", "recursive", "recursive-shared"],
+                        help="AuxNets derived from their stages (default), on the stages' own weights, or from the "
+                        "model's input")  # fmt: skip
+    parser.add_argument("--aux-init", default="fresh", choices=["fresh", "copy", "consistent"],
+                        help="AuxNets start fresh (default), as copies, or with the branches that they drop at zero "
+                        "in the model")  # fmt: skip
     parser.add_argument("--memory-limit", type=float, metavar="GIB", help="memory of each rank in GiB")
     parser.add_argument("--cut", action="append", default=[], metavar="UNIT", help="cut after this unit")
     parser.add_argument("--together", action="append", default=[], metavar="UNITS",
@@ -108,28 +130,11 @@ def _inspect(arguments: argparse.Namespace) -> int:
             print(unit_table(plan), end="\n\n")
         print(json.dumps(plan.to_json(), indent=1) if arguments.json else plan)
         return 0
-    from lpcompile import sources
-    from lpcompile.compile import parallelize
     from lpcompile.passes.cuts import cuts
 
     meta = arguments.cost == "flops"  # counting needs no weights, however large the model
-    source = sources.load(arguments.model, batch=arguments.batch, input_shape=arguments.input,
-                          device="meta" if meta else "cpu")  # fmt: skip
-    program = parallelize(
-        source.model,
-        arguments.K if arguments.K == "auto" else _stages(arguments.K),
-        example_inputs=source.example_args,
-        example_kwargs=source.example_kwargs,
-        cost=arguments.cost,
-        method=arguments.method,
-        aux_budget=arguments.aux_budget,
-        memory_limit=arguments.memory_limit * 2**30 if arguments.memory_limit else None,
-        pins={"cut": arguments.cut, "together": [_pair(t) for t in arguments.together]},
-        tied=arguments.tied,
-        threads=arguments.threads,
-        cache=not arguments.no_cache,
-        progress=_progress if sys.stderr.isatty() else None,
-    )
+    source = _source(arguments, "meta" if meta else "cpu")
+    program = _program(arguments, source)
     plan = program.plan
     if arguments.save:
         plan.save(arguments.save)
@@ -146,6 +151,75 @@ def _inspect(arguments: argparse.Namespace) -> int:
     for note in source.notes:
         print(f"note: {note}")
     return 0
+
+
+def _source(arguments: argparse.Namespace, device: str) -> Source:
+    from lpcompile import sources
+
+    return sources.load(arguments.model, batch=arguments.batch, input_shape=arguments.input, device=device)
+
+
+def _program(arguments: argparse.Namespace, source: Source) -> Program:
+    from lpcompile.compile import parallelize
+
+    return parallelize(
+        source.model,
+        arguments.K if arguments.K == "auto" else _stages(arguments.K),
+        example_inputs=source.example_args,
+        example_kwargs=source.example_kwargs,
+        cost=arguments.cost,
+        method=arguments.method,
+        aux_budget=arguments.aux_budget,
+        aux=arguments.aux,
+        aux_init=arguments.aux_init,
+        memory_limit=arguments.memory_limit * 2**30 if arguments.memory_limit else None,
+        pins={"cut": arguments.cut, "together": [_pair(t) for t in arguments.together]},
+        tied=arguments.tied,
+        threads=arguments.threads,
+        cache=not arguments.no_cache,
+        progress=_progress if sys.stderr.isatty() else None,
+    )
+
+
+def _emit(arguments: argparse.Namespace) -> int:
+    from lpcompile.emit import check_target
+
+    check_target(Path(arguments.output), arguments.force)  # before a minute of compiling
+    source = _source(arguments, "cpu")
+    if arguments.weights:
+        load_weights(source.model, Path(arguments.weights))
+    program = _program(arguments, source)
+    folder = program.emit(arguments.output, overwrite=arguments.force)
+    print(program.plan)
+    for note in source.notes:
+        print(f"note: {note}")
+    print(f"written to {folder}: {', '.join(sorted(p.name for p in folder.iterdir()))}")
+    return 0
+
+
+def load_weights(model: nn.Module, file: Path) -> None:
+    """A state dict from safetensors, or from a torch file that holds nothing but tensors."""
+    import torch
+
+    state: Any
+    try:
+        if file.suffix == ".safetensors":
+            from safetensors.torch import load_file
+
+            state = load_file(file)
+        else:
+            state = torch.load(file, map_location="cpu", weights_only=True)
+    except Exception as error:
+        raise UsageError(
+            f"--weights {file} cannot be read ({error}); give a safetensors file, or one that torch.save made of a "
+            f"state_dict"
+        ) from None
+    if isinstance(state, dict) and isinstance(state.get("state_dict"), dict):
+        state = state["state_dict"]
+    try:
+        model.load_state_dict(state, strict=True)
+    except (RuntimeError, TypeError) as error:
+        raise UsageError(f"--weights {file} does not fit {type(model).__name__}: {error}") from None
 
 
 def _stages(text: str) -> int:
@@ -178,6 +252,6 @@ def _zoo(arguments: argparse.Namespace) -> int:
         entries += zoo(name) if name in SUITES else [find(name)]
     entries = [e for e in entries if arguments.heavy or not e.heavy or e.name in arguments.models]
     rows = run(entries, K=arguments.K, jobs=arguments.jobs, seconds=arguments.seconds, peers=not arguments.no_peers,
-               output=Path(arguments.output) if arguments.output else None)  # fmt: skip
+               emit=arguments.emit, output=Path(arguments.output) if arguments.output else None)  # fmt: skip
     print(report(rows, arguments.K))
     return 0 if all(r["status"] in ("exact", "refused", "does not build") for r in rows) else 1

@@ -4,66 +4,34 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
 
+from lpcompile.aux import AuxOptions
 from lpcompile.errors import PlanError, UsageError
-from lpcompile.passes.batch import batch_size, resized
+from lpcompile.layout import follow_plan, make_plan, plan_program, small_batch
+from lpcompile.options import Options
 from lpcompile.passes.capture import Captured, capture, rebuilder
 from lpcompile.passes.cost import Profile
-from lpcompile.passes.cuts import Cut, cuts, state_uses
+from lpcompile.passes.cuts import cuts
 from lpcompile.passes.flops import flops_profile
 from lpcompile.passes.gate import gate, staged
-from lpcompile.passes.liveness import liveness
 from lpcompile.passes.measure import Progress
-from lpcompile.passes.partition import Link, Partition, auto_stages, partition
+from lpcompile.passes.partition import Link
 from lpcompile.passes.partition_options import Pins
 from lpcompile.passes.profile import SOURCES, profile
 from lpcompile.passes.signature import example_call
-from lpcompile.passes.split import Stage, split, stage_io
+from lpcompile.passes.split import Stage
 from lpcompile.passes.units import Unit, units
-from lpcompile.plan import BoundaryPlan, Plan, StagePlan
+from lpcompile.plan import Plan
 from lpcompile.program import Compiled, Program, on_meta
 
 WIDTHS = (1, 2, 3, 8)
 BALANCED = 1.25  # a wider boundary is not worth it where narrower ones give a largest stage within this of the mean
 WORTH_IT = 0.95  # and where they do not, it must shorten the step to this share
-
-
-@dataclass(frozen=True)
-class Options:
-    """The arguments of `parallelize` that the passes read."""
-
-    K: int | str
-    cost: str
-    method: str
-    aux_budget: float
-    memory_limit: float | Sequence[float] | None
-    pins: Pins | dict[str, Any] | None
-    speeds: Sequence[float] | None
-    link: Link | None
-    tied: str
-    max_width: int | str
-    leaf: Iterable[str | type[nn.Module]]
-    concrete_args: dict[str, Any] | None
-    front_end: str
-    threads: int | None
-    gate: bool
-    progress: Progress | None
-    cache: bool
-
-    def planner(self) -> dict[str, Any]:
-        return {
-            "method": self.method,
-            "aux_budget": self.aux_budget,
-            "memory_limit": self.memory_limit,
-            "pins": self.pins,
-            "speeds": self.speeds,
-            "link": self.link,
-        }
 
 
 def parallelize(
@@ -75,6 +43,11 @@ def parallelize(
     cost: str = "measured",
     method: str = "multiplier",
     aux_budget: float = 0.1,
+    aux: str = "derived",
+    aux_init: str = "fresh",
+    init: str | None = None,
+    auxnet: Any = None,
+    plan: Plan | None = None,
     memory_limit: float | Sequence[float] | None = None,
     pins: Pins | dict[str, Any] | None = None,
     device: torch.device | str | None = None,
@@ -102,6 +75,13 @@ def parallelize(
         `example_kwargs`) the program compiles at its first call.
     cost: "measured" times every unit in real steps; "flops" counts, needs no weights and is the same everywhere.
     method: the training method to plan for; aux_budget: an AuxNet's cost as a share of its stage's.
+    aux: "derived" from its stage, "tied" to the stage's own weights, or "recursive": from the model's input to every
+        boundary ("recursive-shared" shares the first parts).
+    aux_init: "fresh" weights, a "copy" of the kept blocks' weights, or "consistent". init="consistent" is the same as
+        the last: residual branches that the AuxNets leave out are set to zero *in the model*, so that λ = X before the
+        first step. For fresh models only.
+    auxnet: your own AuxNets: `factory(in_spec, out_spec, stage)`, a list of modules, or a dict by boundary (1, 2, ...).
+    plan: a Plan of this model to follow: the same stages and AuxNets, nothing is measured or searched.
     memory_limit: bytes per rank, one number or one a rank. speeds: relative speed of each rank.
     pins: {"cut": [names], "together": [[first, last], "prefix"]} in unit names as the plan prints them.
     link: `Link(bytes_per_ms, latency_ms)` between ranks, where transfers should count.
@@ -120,14 +100,22 @@ def parallelize(
         raise UsageError(f"threads={threads!r} is not a number of threads (1 or more)")
     if not isinstance(model, nn.Module):
         raise UsageError(f"expected a torch.nn.Module, got {type(model).__name__}; pass the model itself")
-    options = Options(K, cost, method, aux_budget, memory_limit, pins, speeds, link, tied, max_width, leaf,
+    if init not in (None, "consistent"):
+        raise UsageError(f"init={init!r} is neither None (the model's weights as they are) nor 'consistent'")
+    aux_init = "consistent" if init == "consistent" else aux_init
+    auxnets = AuxOptions(aux_budget, aux, aux_init, auxnet)
+    auxnets.check()
+    if plan is not None:
+        K, cost, method, max_width = plan.K, plan.cost, plan.method, plan.width
+        auxnets = AuxOptions(plan.aux_budget, plan.aux or aux, plan.aux_init or aux_init, auxnet)
+    options = Options(K, cost, method, auxnets, plan, memory_limit, pins, speeds, link, tied, max_width, leaf,
                       concrete_args, front_end, threads, gate, progress, cache)  # fmt: skip
     if device is not None:
         model.to(device)
 
     def compile_call(args: Any, kwargs: Any, stages: int | None) -> Compiled:
         """Compile for a call; again, with as many stages, when the program is called under another autocast."""
-        again: dict[str, Any] = {} if stages is None else {"K": stages, "cost": "flops"}
+        again: dict[str, Any] = {} if stages is None else {"K": stages, "cost": "flops", "aux": None, "plan": None}
         return compile_(model, args, kwargs, replace(options, **again))
 
     program = Program(model, compile_call, lambda args, kwargs: _capture(model, args, kwargs, options))
@@ -155,13 +143,24 @@ def _compile(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], op
             warnings.warn(note, stacklevel=5)
     tensors = captured._lp.signature.flat(args, {**kwargs, **(options.concrete_args or {})})
     found, width = choose_units(captured, options)
+    if options.plan is not None:
+        return _follow(captured, found, tensors, width, options.plan, options)
     costs = profile(captured, found, tensors, cost=options.cost, threads=options.threads, cache=options.cache,
                     progress=options.progress)  # fmt: skip
-    best = plan_stages(costs, options)
-    chosen = [c for c in (found[b - 1].cut for b in best.cuts) if c is not None]
-    stages = split(captured, chosen)
-    checked = run_gate(captured, stages, tensors) if options.gate else "not checked: gate=False"
-    return captured, make_plan(captured, found, costs, best, stages, tensors, width, checked, options), stages
+    layout = plan_program(captured, found, costs, tensors, options)
+    checked = run_gate(captured, layout.stages, tensors) if options.gate else "not checked: gate=False"
+    plan = make_plan(captured, found, costs, layout, tensors, width, checked, options)
+    return Compiled(captured, plan, layout.stages, tuple(m.aux for m in layout.made))
+
+
+def _follow(
+    captured: Captured, found: list[Unit], tensors: list[torch.Tensor], width: int, plan: Plan, options: Options
+) -> Compiled:
+    costs = Profile(plan.units, plan.cost, plan.device)
+    layout = follow_plan(captured, found, costs, plan, options)
+    if options.gate:
+        run_gate(captured, layout.stages, tensors)
+    return Compiled(captured, plan, layout.stages, tuple(m.aux for m in layout.made))
 
 
 def choose_units(captured: Captured, options: Options) -> tuple[list[Unit], int]:
@@ -219,21 +218,12 @@ def too_many_stages(captured: Captured, K: int, most: int, options: Options) -> 
     )
 
 
-def plan_stages(costs: Profile, options: Options) -> Partition:
-    if options.K == "auto":
-        return auto_stages(costs, **options.planner())
-    return partition(costs, int(options.K), **options.planner())
-
-
 def run_gate(captured: Captured, stages: tuple[Stage, ...], tensors: list[torch.Tensor]) -> str:
     """One step against the model on a small batch (and small images, where the graph is the same for them)."""
     info = captured._lp
     if on_meta(info.model):
         return "not checked: the model has no weights (meta device)"
-    inputs = info.small_inputs or tensors
-    batch = batch_size(inputs)
-    if info.batch_free and batch is not None and batch > 2:
-        inputs = resized(inputs, 2)
+    inputs = small_batch(captured, tensors)
     rebuild = rebuilder(info.signature)
 
     def reference(leaves: list[torch.Tensor]) -> Any:
@@ -250,84 +240,3 @@ def run_gate(captured: Captured, stages: tuple[Stage, ...], tensors: list[torch.
 
     gate(info.model, reference, program, inputs, set_mode, info.written)
     return "bitwise"
-
-
-def make_plan(
-    captured: Captured,
-    found: list[Unit],
-    costs: Profile,
-    best: Partition,
-    stages: tuple[Stage, ...],
-    tensors: list[torch.Tensor],
-    width: int,
-    checked: str,
-    options: Options,
-) -> Plan:
-    """Gather what the passes found into one frozen record."""
-    names = [name for name, _ in captured._lp.signature.inputs]
-    ends = [*best.cuts, len(found)]
-    budget = options.aux_budget
-    rows, boundaries = [], []
-    for k, (first, end) in enumerate(zip([0, *ends[:-1]], ends, strict=True)):
-        part = costs.units[first:end]
-        rows.append(
-            StagePlan(
-                index=k,
-                first=first,
-                last=end - 1,
-                forward=sum(u.forward for u in part),
-                backward=sum(u.backward for u in part),
-                parameters=sum(p.numel() for p in stages[k].parameters()),
-                parameter_bytes=sum(p.numel() * p.element_size() for p in stages[k].parameters()),
-                saved_bytes=sum(u.saved_bytes for u in part),
-                memory_bytes=int(best.memory[k]),
-                arrival=best.arrivals[k],
-                finish=best.finish[k],
-                work=best.work[k],
-                inputs=tuple(names[i] for i in stage_io(stages[k], True).inputs),
-            )
-        )
-        cut = found[end - 1].cut
-        if k < len(ends) - 1 and cut is not None:
-            has_aux = best.aux_ranks[k] >= 0
-            aux = (budget * rows[k].forward, budget * rows[k].backward) if has_aux else (0.0, 0.0)
-            boundaries.append(_boundary(k + 1, cut, best.aux_ranks[k], aux))
-    return Plan(
-        model=type(captured._lp.model).__name__,
-        K=best.K,
-        method=best.method,
-        cost=costs.cost,
-        device=costs.device,
-        batch=batch_size(tensors),
-        batch_free=captured._lp.batch_free,
-        aux_budget=budget,
-        width=width,
-        units=costs.units,
-        stages=tuple(rows),
-        boundaries=tuple(boundaries),
-        step=best.step,
-        lower_bound=best.lower_bound,
-        ideal=best.ideal,
-        serial=costs.total + costs.loss,
-        gate=checked,
-        tied=tied_parameters(captured, [c for c in (found[b - 1].cut for b in best.cuts) if c is not None]),
-        notes=(*captured._lp.notes, *costs.notes),
-    )
-
-
-def _boundary(index: int, cut: Cut, rank: int, aux: tuple[float, float]) -> BoundaryPlan:
-    return BoundaryPlan(index, cut.position, cut.eval_position, cut.after, cut.path, cut.source, cut.values, cut.specs,
-                        rank, *aux)  # fmt: skip
-
-
-def tied_parameters(captured: Captured, chosen: list[Cut]) -> tuple[tuple[str, tuple[int, ...]], ...]:
-    """Parameters that several stages use, with those stages."""
-    model = captured._lp.model
-    live = liveness(captured._lp_graphs[True], model)
-    ends = [c.position for c in chosen]
-    found = []
-    for name, steps in state_uses(live, model).items():
-        stages = tuple(sorted({sum(step > end for end in ends) for step in steps}))
-        if len(stages) > 1 and name in live.parameters:
-            found.append((name, stages))
-    return tuple(found)

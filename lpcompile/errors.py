@@ -38,3 +38,7 @@ class ScheduleError(LpError):
 
 class TrainingError(LpError):
     """Training cannot go on: values are not finite, a boundary collapsed, ranks do not agree."""
+
+
+class EmitError(LpError):
+    """A program cannot be written as code, or a folder is not what `emit` wrote."""

@@ -17,7 +17,7 @@ from lpcompile.errors import PlanError
 from lpcompile.passes.cost import UnitCost
 from lpcompile.passes.spec import TensorSpec
 
-VERSION = 1
+VERSION = 2
 T = TypeVar("T")
 
 
@@ -41,6 +41,26 @@ class StagePlan:
 
 
 @dataclass(frozen=True)
+class AuxPlan:
+    """AuxNet_{k-1}, which makes the auxiliary variable of boundary k. Times in ms per mini-batch."""
+
+    kind: str  # "derived", "tied", "recursive", "recursive-shared", "adapter" or "user"
+    init: str
+    rank: int  # that runs it
+    forward: float
+    backward: float
+    share: float  # of its stage's cost
+    budget: float  # that it was derived with, so that its share comes out as asked
+    parameters: int
+    parameter_bytes: int
+    kept: tuple[str, ...]
+    dropped: tuple[str, ...]
+    thinned: tuple[str, ...]
+    zeroed: tuple[str, ...]  # parameters of the model that a consistent start sets to zero
+    violation: float | None = None  # before the first step, where it was looked at
+
+
+@dataclass(frozen=True)
 class BoundaryPlan:
     """Boundary k between stage k-1 and stage k: where the graph is cut and what crosses."""
 
@@ -52,9 +72,11 @@ class BoundaryPlan:
     source: str
     values: tuple[str, ...]
     specs: tuple[TensorSpec, ...]
-    aux_rank: int  # the rank that runs AuxNet_{k-1}; -1 where the method has none
-    aux_forward: float
-    aux_backward: float
+    aux: AuxPlan | None  # None where the method has none
+
+    @property
+    def aux_rank(self) -> int:
+        return -1 if self.aux is None else self.aux.rank
 
     @property
     def nbytes(self) -> int:
@@ -73,6 +95,8 @@ class Plan:
     batch: int | None
     batch_free: bool
     aux_budget: float
+    aux: str  # the form of the AuxNets; "" where the method has none
+    aux_init: str
     width: int  # the most tensors that a boundary may carry
     units: tuple[UnitCost, ...]
     stages: tuple[StagePlan, ...]
@@ -147,7 +171,10 @@ class Plan:
 
 def _boundary(data: dict[str, Any]) -> BoundaryPlan:
     specs = tuple(TensorSpec.from_json(s) for s in data["specs"])
-    return _make(BoundaryPlan, {**data, "values": tuple(data["values"]), "specs": specs})
+    aux = data["aux"]
+    if aux is not None:
+        aux = _make(AuxPlan, {k: tuple(v) if isinstance(v, list) else v for k, v in aux.items()})
+    return _make(BoundaryPlan, {**data, "values": tuple(data["values"]), "specs": specs, "aux": aux})
 
 
 def _all(key: str, data: dict[str, Any], make: Callable[[Any], T]) -> tuple[T, ...]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import nn
 
 from lpcompile.errors import InputError
+from lpcompile.passes.auxnet import AuxNet
 from lpcompile.passes.batch import Different, same_graph
 from lpcompile.passes.capture import Captured
 from lpcompile.passes.gate import staged
@@ -20,15 +22,22 @@ from lpcompile.plan import Plan
 if TYPE_CHECKING:
     from lpcompile.runtime.trainer import Trainer
 
-Compiled = tuple[Captured, Plan, tuple[Stage, ...]]
+
+class Compiled(NamedTuple):
+    """What compiling a model for one kind of call gives."""
+
+    captured: Captured
+    plan: Plan
+    stages: tuple[Stage, ...]
+    auxnets: tuple[AuxNet, ...]
 
 
 class Program(nn.Module):
     """What `parallelize` returns.
 
-    `program(x)` is bitwise `model(x)`; `plan` says what went where; `stages` are the modules; `module` is the user's
-    model, whose parameters the stages share; `state_dict()` has its keys. Without example inputs it compiles at the
-    first call.
+    `program(x)` is bitwise `model(x)`; `plan` says what went where; `stages` and `auxnets` are the modules; `module` is
+    the user's model, whose parameters the stages share; `state_dict()` has its keys. Without example inputs it compiles
+    at the first call.
     """
 
     _lp_model: nn.Module
@@ -57,21 +66,32 @@ class Program(nn.Module):
 
     @property
     def plan(self) -> Plan:
-        return self._compiled()[1]
+        return self._compiled().plan
 
     @property
     def stages(self) -> tuple[Stage, ...]:
-        return self._compiled()[2]
+        return self._compiled().stages
+
+    @property
+    def auxnets(self) -> tuple[AuxNet, ...]:
+        """AuxNet k makes what stage k gives to the next one; none where the plan's method needs none."""
+        return self._compiled().auxnets
 
     @property
     def captured(self) -> Captured:
         """The undivided graph."""
-        return self._compiled()[0]
+        return self._compiled().captured
 
     @property
     def module(self) -> nn.Module:
         """The user's model with the parameters as they are now."""
         return self._lp_model
+
+    def emit(self, directory: str | Path, *, overwrite: bool = False) -> Path:
+        """Write the program as Python files, data and weights that run without the compiler; see `lpcompile.load`."""
+        from lpcompile.emit import emit
+
+        return emit(self, directory, overwrite=overwrite)
 
     def _compiled(self) -> Compiled:
         if self._lp_done is None:
@@ -91,7 +111,7 @@ class Program(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         if self._lp_done is None:
             self.compile_for(*args, **kwargs)
-        captured, _, stages = self._variant(args, kwargs)
+        captured, _, stages, _ = self._variant(args, kwargs)
         training = self.module.training  # the model's own flag counts: it may have been switched directly
         self.training = training
         self._check_unchanged(captured, training, args, kwargs)
@@ -121,8 +141,8 @@ class Program(nn.Module):
     def train(self, mode: bool = True) -> Program:
         self.module.train(mode)
         self.training = mode
-        for _, _, stages in self._lp_variants.values():
-            for stage in stages:
+        for compiled in self._lp_variants.values():
+            for stage in compiled.stages:
                 stage._lp_use_mode(mode)
         return self
 

@@ -25,6 +25,8 @@ def plan_text(plan: Plan) -> str:
     ]
     if plan.boundaries:
         lines += ["", boundary_table(plan)]
+    if any(b.aux is not None for b in plan.boundaries):
+        lines += ["", aux_table(plan)]
     lines += ["", *summary(plan)]
     return "\n".join(lines)
 
@@ -80,11 +82,29 @@ def boundary_table(plan: Plan) -> str:
             b.path or b.after,
             ", ".join(map(str, b.specs)),
             size(b.nbytes),
-            "-" if b.aux_rank < 0 else f"rank {b.aux_rank}, {b.aux_forward + b.aux_backward:.3g}",
         ]
         for b in plan.boundaries
     ]
-    return table(rows, ["boundary", "after", "carries", "size", "AuxNet runs on, costs"])
+    return table(rows, ["boundary", "after", "carries", "size"])
+
+
+def aux_table(plan: Plan) -> str:
+    """The AuxNet of every boundary: where it runs, what it costs, what it is made of."""
+    unit = "GFLOP" if plan.cost == "flops" else "ms"
+    rows = []
+    for b in plan.boundaries:
+        if b.aux is not None:
+            a = b.aux
+            kept = ", ".join(a.kept) if len(a.kept) <= 3 else f"{a.kept[0]} … {a.kept[-1]} ({len(a.kept)})"
+            made = f"keeps {kept or 'no block'}, drops {len(a.dropped)}" if a.kept or a.dropped else a.kind
+            thinned = f"; {len(a.thinned)} layers thinned" if a.thinned else ""
+            rows.append(
+                [b.index, a.rank, f"{a.forward:.3g}", f"{a.backward:.3g}", f"{100 * a.share:.1f} %",
+                 f"{a.parameters:,}", a.kind if a.init == a.kind else f"{a.kind}, {a.init}", made + thinned]
+            )  # fmt: skip
+    headers = ["AuxNet for", "rank", f"forward {unit}", f"backward {unit}", "of its stage", "parameters", "kind, start",
+               "made of"]  # fmt: skip
+    return table(rows, headers)
 
 
 def summary(plan: Plan) -> list[str]:
@@ -94,6 +114,10 @@ def summary(plan: Plan) -> list[str]:
         f"of at most {plan.K}; largest stage / mean {plan.imbalance:.3f}",
         f"optimal: lower bound {plan.lower_bound:.4g} {what}, gap {100 * plan.gap:.2f} %; checked: {plan.gate}",
     ]
+    violations = [(b.aux.violation, b.index) for b in plan.boundaries if b.aux and b.aux.violation is not None]
+    if violations:
+        worst, boundary = max(violations)
+        lines.append(f"start: λ and X differ by at most {worst:.3g} of the square of X (boundary {boundary})")
     for name, stages in plan.tied:
         lines.append(f"tied: {name} is used in stages {', '.join(map(str, stages))}; their gradients are summed")
     return lines + [f"note: {note}" for note in plan.notes]

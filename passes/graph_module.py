@@ -11,6 +11,8 @@ from torch import fx, nn
 
 from lpcompile.passes.graph_data import from_data, to_data
 
+Link = tuple[dict[str, Any], str, dict[str, Any]]  # a registry of ours, an entry in it, the model's registry
+
 
 class TwoModeModule(fx.GraphModule):
     """Runs `graphs[self.training]`; shares modules, parameters and buffers with the model, under their own names.
@@ -22,7 +24,7 @@ class TwoModeModule(fx.GraphModule):
 
     _lp_graphs: dict[bool, fx.Graph]
     _lp_forwards: dict[bool, Callable[..., Any]]
-    _lp_links: list[tuple[dict[str, Any], str, dict[str, Any]]]
+    _lp_links: list[Link]
     _lp_name: str
     _lp_notes: dict[str, Any]
     forward: Callable[..., Any]
@@ -40,20 +42,10 @@ class TwoModeModule(fx.GraphModule):
 
     def _lp_follow(self, model: nn.Module) -> None:
         """Remember where in the model each entry comes from."""
-        links = []
-        for path, module in self.named_modules(remove_duplicate=False):
-            owner = _at(model, path)
-            if owner is not None and owner is not module:
-                for kind in ("_parameters", "_buffers", "_modules"):
-                    theirs = getattr(owner, kind)
-                    links += [(getattr(module, kind), name, theirs) for name in getattr(module, kind) if name in theirs]
-        self.__dict__["_lp_links"] = [(m, n, t) for m, n, t in links if m[n] is t[n]]
+        self.__dict__["_lp_links"] = follow(self, model)
 
     def _lp_refresh(self) -> None:
-        """Take over what has been replaced in the model since: `model.to(...)` makes new buffers, users new layers."""
-        for mine, name, theirs in self._lp_links:
-            if mine[name] is not theirs.get(name) and name in theirs:
-                mine[name] = theirs[name]
+        refresh(self._lp_links)
 
     def __reduce__(self) -> Any:
         return _restore, (_base(self), *_parts(self))
@@ -89,10 +81,18 @@ class TwoModeModule(fx.GraphModule):
             for kind in ("_modules", "_parameters", "_buffers"):
                 holder.__dict__[kind] = self.__dict__[kind]
             self.__dict__["_lp_holder"] = holder
-        python = self._graph.python_code(root_module=root)
+        odd = [n for n in self._graph.nodes if n.op in ("get_attr", "call_module") and not _is_plain(n.target)]
+        names = {n: n.target for n in odd}
+        try:  # fx writes names into the code as they are: give it others meanwhile
+            for i, node in enumerate(odd):
+                node.target = f"_lp_odd_{i}_"
+            python = self._graph.python_code(root_module=root)
+        finally:
+            for node, target in names.items():
+                node.target = target
         source = python.src
-        for target in {t for t in targets if any(map(keyword.iskeyword, t.split(".")))}:
-            source = source.replace(fx.graph._format_target(root, target), _getattr(root, target))
+        for i, node in enumerate(odd):
+            source = source.replace(f"{root}._lp_odd_{i}_", _getattr(root, node.target))
         self.__dict__["_code"] = source
         for note in ("_lineno_map", "_prologue_start"):  # dynamo reads them
             self.__dict__[note] = getattr(python, note, None)
@@ -131,6 +131,25 @@ def _restore(
     return made
 
 
+def follow(stage: nn.Module, model: nn.Module) -> list[Link]:
+    """Where in the model each entry of a stage's containers comes from."""
+    links: list[Link] = []
+    for path, module in stage.named_modules(remove_duplicate=False):
+        owner = _at(model, path)
+        if owner is not None and owner is not module:
+            for kind in ("_parameters", "_buffers", "_modules"):
+                theirs = getattr(owner, kind)
+                links += [(getattr(module, kind), name, theirs) for name in getattr(module, kind) if name in theirs]
+    return [(m, n, t) for m, n, t in links if m[n] is t[n]]
+
+
+def refresh(links: list[Link]) -> None:
+    """Take over what has been replaced in the model since: `model.to(...)` makes new buffers, users new layers."""
+    for mine, name, theirs in links:
+        if mine[name] is not theirs.get(name) and name in theirs:
+            mine[name] = theirs[name]
+
+
 def install(root: nn.Module, target: str, value: Any, persistent: bool = True) -> None:
     """Put a module, parameter or buffer at a dotted path, making plain modules on the way.
 
@@ -154,6 +173,12 @@ def install(root: nn.Module, target: str, value: Any, persistent: bool = True) -
         at._buffers[field] = value
         if not persistent:
             at._non_persistent_buffers_set.add(field)
+
+
+def _is_plain(target: str) -> bool:
+    """Whether the names of a path may stand in code: fx quotes numbers rightly, and identifiers need no quotes."""
+    names = target.split(".")
+    return target.isascii() and all(n.isdigit() or (n.isidentifier() and not keyword.iskeyword(n)) for n in names)
 
 
 def _getattr(root: str, target: str) -> str:

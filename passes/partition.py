@@ -18,7 +18,15 @@ import numpy as np
 from lpcompile.errors import PlanError, UsageError
 from lpcompile.passes.cost import Profile
 from lpcompile.passes.partition_bound import Found, Problem, Relaxation, relax
-from lpcompile.passes.partition_options import CHAIN_METHODS, PLAIN_METHODS, Pins, check, memory_limits, resolve
+from lpcompile.passes.partition_options import (
+    CHAIN_METHODS,
+    PLAIN_METHODS,
+    Pins,
+    aux_shares,
+    check,
+    memory_limits,
+    resolve,
+)
 from lpcompile.passes.partition_search import BEAMS, EFFORT, decide, minimise, search
 
 
@@ -74,18 +82,21 @@ def evaluate(
     aux_ranks: Sequence[int] | None = None,
     *,
     method: str = "multiplier",
-    aux_budget: float = 0.1,
+    aux_budget: float | Sequence[float] = 0.1,
+    aux: str = "derived",
     speeds: Sequence[float] | None = None,
     link: Link | None = None,
     state_factor: float = 3.0,
 ) -> Partition:
-    """What this split costs. With r = aux_budget, AuxNet_k takes r of its stage's time, at the speed of its host:
+    """What this split costs. With r = aux_budget (one share, or one for each AuxNet), AuxNet_k takes r of its stage's
+    time, at the speed of its host:
 
     arrival_k = arrival_{k-1} + r F_{k-1} + t_k (AuxNet_{k-1} below) or + t_{k-1} + r F_{k-1} (above); 0 unless chained.
     finish_k = arrival_k + F_k + B_k + hosted AuxNet work that arrival_k does not hold yet + loss on the last rank.
     step = the largest finish_k or message time t_k.
 
-    Without `aux_ranks` every AuxNet runs below. `lower_bound` is the trivial one.
+    `aux="recursive"` makes each lambda from the model's input, so nothing is chained; `aux="tied"` keeps every AuxNet
+    below, where its weights are. Without `aux_ranks` every AuxNet runs below. `lower_bound` is the trivial one.
     """
     units, K = profile.units, len(cuts) + 1
     rates = check(profile, K, method, aux_budget, speeds, state_factor)
@@ -95,14 +106,14 @@ def evaluate(
             f"cuts {list(cuts)} leave a stage without units: they must rise strictly between 0 and "
             f"{len(units)}, the number of units."
         )
-    has_aux, chain = method not in PLAIN_METHODS, method in CHAIN_METHODS
+    has_aux, chain = method not in PLAIN_METHODS, method in CHAIN_METHODS and aux != "recursive"
     hosts = tuple(aux_ranks) if aux_ranks is not None else tuple(k if has_aux else -1 for k in range(K - 1))
     if len(hosts) != K - 1 or any(rank not in ((k, k + 1) if has_aux else (-1,)) for k, rank in enumerate(hosts)):
         raise PlanError(
             f"aux_ranks {list(hosts)} do not fit K={K} and method={method!r}: give for each boundary k "
             f"{'k-1 (below) or k (above)' if has_aux else '-1, for the method has no AuxNets'}."
         )
-    r = aux_budget if has_aux else 0.0
+    r = aux_shares(aux_budget, K) if has_aux else [0.0] * (K - 1)
     stages = [units[low:high] for low, high in pairwise(bounds)]
     forward = [math.fsum(u.forward for u in stage) for stage in stages]
     backward = [math.fsum(u.backward for u in stage) for stage in stages]
@@ -113,16 +124,16 @@ def evaluate(
     arrivals, finish, work, memory = [0.0], [], [], []
     for k in range(1, K):
         above = hosts[k - 1] == k
-        wait = r * forward[k - 1] / rates[hosts[k - 1]] + times[k - 1 if above else k] if chain else 0.0
+        wait = r[k - 1] * forward[k - 1] / rates[hosts[k - 1]] + times[k - 1 if above else k] if chain else 0.0
         arrivals.append(arrivals[-1] + wait)
     for k in range(K):
         hosted = [j for j in (k - 1, k) if 0 <= j < K - 1 and hosts[j] == k]
         own = forward[k] + backward[k] + (profile.loss if k == K - 1 else 0.0)
-        busy = own + sum(r * (forward[j] + backward[j]) for j in hosted)
-        waited = r * forward[k - 1] if chain and k - 1 in hosted else 0.0  # that AuxNet forward made the arrival
+        busy = own + sum(r[j] * (forward[j] + backward[j]) for j in hosted)
+        waited = r[k - 1] * forward[k - 1] if chain and k - 1 in hosted else 0.0  # that AuxNet forward made the arrival
         finish.append(arrivals[k] + (busy - waited) / rates[k])
         work.append(busy / rates[k])
-        memory.append(state[k] + crossing[k] + crossing[k + 1] + r * sum(state[j] for j in hosted))
+        memory.append(state[k] + crossing[k] + crossing[k + 1] + sum(r[j] * state[j] for j in hosted))
     step = max(*finish, *times)
     costs = tuple(f + b for f, b in zip(forward, backward, strict=True))
     ideal = (math.fsum(costs) + profile.loss) / math.fsum(rates)
@@ -149,7 +160,8 @@ def partition(
     K: int,
     *,
     method: str = "multiplier",
-    aux_budget: float = 0.1,
+    aux_budget: float | Sequence[float] = 0.1,
+    aux: str = "derived",
     memory_limit: float | Sequence[float] | None = None,
     speeds: Sequence[float] | None = None,
     pins: Pins | Mapping[str, Any] | None = None,
@@ -163,7 +175,7 @@ def partition(
     """
     rates = check(profile, K, method, aux_budget, speeds, state_factor)
     K, limits = operator.index(K), memory_limits(memory_limit, K)
-    problem = _problem(profile, K, method, aux_budget, rates, pins, link, state_factor)
+    problem = _problem(profile, K, method, aux_budget, aux, rates, pins, link, state_factor)
 
     def price(found: Found) -> Partition:
         hosts = [k + up if problem.has_aux else -1 for k, up in enumerate(found.above)]
@@ -173,6 +185,7 @@ def partition(
             hosts,
             method=method,
             aux_budget=aux_budget,
+            aux=aux,
             speeds=rates,
             link=link,
             state_factor=state_factor,
@@ -190,7 +203,7 @@ def partition(
         *messages[-1:],
         *problem.link[problem.forced],
     )
-    high = total * (1 + 3 * aux_budget) / slowest + problem.loss + K * problem.link.max()
+    high = total * (1 + 3 * problem.most_aux) / slowest + problem.loss + K * problem.link.max()
     solved = minimise(lambda T: relax(problem, T), lambda found: price(found).step, float(low), float(high))
     if solved and not fits(price(solved[0])):
         problem = replace(problem, limits=np.array(limits) * (1 + 1e-12))
@@ -242,7 +255,8 @@ def _problem(
     profile: Profile,
     K: int,
     method: str,
-    aux_budget: float,
+    aux_budget: float | Sequence[float],
+    aux: str,
     rates: Sequence[float],
     pins: Pins | Mapping[str, Any] | None,
     link: Link | None,
@@ -271,7 +285,8 @@ def _problem(
     crossing = np.array([0.0, *(float(u.output_bytes) for u in units[:-1]), 0.0])
     times = np.array([link.time(size) if link and 0 < at < len(units) else 0.0 for at, size in enumerate(crossing)])
     work = prefix([u.forward + u.backward for u in units])
-    arrival = prefix([u.forward for u in units]) if method in CHAIN_METHODS else np.zeros_like(work)
+    chain = method in CHAIN_METHODS and aux != "recursive"
+    arrival = prefix([u.forward for u in units]) if chain else np.zeros_like(work)
     state = prefix([state_factor * u.parameter_bytes + u.saved_bytes for u in units])
     return Problem(
         keep,
@@ -284,9 +299,10 @@ def _problem(
         np.array(rates, dtype=np.float64),
         np.full(K, np.inf),
         profile.loss / rates[-1],
-        0.0 if method in PLAIN_METHODS else aux_budget,
+        np.array(aux_shares(aux_budget, K)) if method not in PLAIN_METHODS else np.zeros(max(0, K - 1)),
         method not in PLAIN_METHODS,
-        method in CHAIN_METHODS,
+        chain,
+        aux == "tied",
     )
 
 
@@ -306,7 +322,7 @@ def _fitting(problem: Problem, price: Callable[[Found], Partition], limits: list
 
     if found := decide(attempt(1.0), EFFORT).found:
         return found
-    high = ((1 + 2 * problem.aux_budget) * total + 2 * problem.crossing.max()) / given.min()
+    high = ((1 + 2 * problem.most_aux) * total + 2 * problem.crossing.max()) / given.min()
     solved = minimise(attempt, need, float(total / given.sum()), float(high))
     if solved and (scale := need(solved[0])) <= 1 + 1e-12:
         return solved[0]

@@ -33,9 +33,14 @@ class Problem:
     speeds: Floats
     limits: Floats  # bytes a rank
     loss: float  # ms on the last rank
-    aux_budget: float
+    shares: Floats  # of its stage's cost, for the AuxNet of each stage but the last
     has_aux: bool
     chain: bool
+    below_only: bool = False  # an AuxNet on its stage's own weights can not run on the rank above
+
+    @property
+    def most_aux(self) -> float:
+        return float(self.shares.max()) if len(self.shares) else 0.0
 
     @property
     def delay(self) -> Floats:
@@ -119,7 +124,8 @@ def relax(problem: Problem, T: float) -> Relaxation | None:
 def _earliest(problem: Problem, k: int, at: slice | int) -> Floats:
     """A bound from below on the arrival at stage k: all AuxNets on the fastest rank, all messages the smallest."""
     messages = (k - 1) * float(problem.delay[1:-1].min()) if k > 1 else 0.0
-    arrival: Floats = problem.aux_budget * problem.arrival[at] / problem.speeds.max() + messages
+    least = float(problem.shares[:k].min()) if k else 0.0
+    arrival: Floats = least * problem.arrival[at] / problem.speeds.max() + messages
     return arrival
 
 
@@ -137,7 +143,7 @@ def _before(problem: Problem, fence: Ints, T: float, k: int, here: slice, after:
     """The window of stage k from that of stage k+1. What makes it a relaxation: each bound picks its own next cut, and
     a running maximum over the next cuts may look at one that does not lie after this cut."""
     there = slice(after.first, after.first + len(after.latest))
-    r, speed, work, state = problem.aux_budget, problem.speeds[k], problem.work, problem.state
+    r, speed, work, state = problem.shares[k], problem.speeds[k], problem.work, problem.state
     earliest = _earliest(problem, k, here)
     alive = np.where(after.latest > -np.inf, np.arange(len(after.latest)), len(after.latest))
     alive = np.append(np.minimum.accumulate(alive[::-1])[::-1], len(after.latest))
@@ -195,11 +201,13 @@ def placements(
 ) -> list[tuple[float, list[tuple[Floats, Floats]]]]:
     """AuxNet_k below, then above: the share of the stage's work that rank k pays, and pairs (value, offset) that ask
     value[next cut] + offset[this cut] >= arrival, so that the next label stays within its bounds."""
-    r, speed, work, arrival, delay = problem.aux_budget, problem.speeds[k], problem.work, problem.arrival, problem.delay
+    r, speed, work, arrival, delay = problem.shares[k], problem.speeds[k], problem.work, problem.arrival, problem.delay
     latest, host = after.latest[at], problem.speeds[k + 1]
     below = (latest - r * arrival[there] / speed - delay[there], r * arrival[here] / speed)
     if not problem.has_aux:
         return [(1.0, [below])]
+    if problem.below_only:
+        return [(1 + r, [below])]
     start = (latest - r * arrival[there] / host, r * arrival[here] / host - delay[here])
     hosting = (after.room[at] - r * work[there] / host, r * work[here] / host - delay[here])
     return [(1 + r, [below]), (1.0, [start, hosting])]

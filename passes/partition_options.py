@@ -58,7 +58,12 @@ def resolve(pins: Pins | Mapping[str, Any] | None, names: list[str]) -> tuple[se
 
 
 def check(
-    profile: Profile, K: int, method: str, aux_budget: float, speeds: Sequence[float] | None, state_factor: float
+    profile: Profile,
+    K: int,
+    method: str,
+    aux_budget: float | Sequence[float],
+    speeds: Sequence[float] | None,
+    state_factor: float,
 ) -> list[float]:
     """Refuse what has no meaning; return the speeds."""
     if method not in METHODS:
@@ -73,8 +78,10 @@ def check(
             f"ask for K<={len(units)}, not K={K}.",
             most=len(units),
         )
-    if not 0 <= aux_budget <= 1:
+    if not isinstance(aux_budget, Sequence) and not 0 <= aux_budget <= 1:
         raise UsageError(f"aux_budget={aux_budget!r} is no share of a stage: give a number from 0 to 1.")
+    if isinstance(aux_budget, Sequence) and len(aux_budget) != K - 1:
+        raise UsageError(f"aux_budget has {len(aux_budget)} shares, and K={K} stages have {K - 1} AuxNets.")
     rates = [1.0] * K if speeds is None else [float(speed) for speed in speeds]
     if len(rates) != K or not all(0 < rate < math.inf for rate in rates):
         raise UsageError(f"speeds={list(rates)} must be {K} positive numbers, one a rank for K={K}.")
@@ -98,3 +105,8 @@ def memory_limits(memory_limit: float | Sequence[float] | None, K: int) -> list[
     if len(given) != K or not all(limit > 0 for limit in given):
         raise UsageError(f"memory_limit={memory_limit} must be one positive number of bytes, or {K}, one a rank.")
     return [float(limit) for limit in given]
+
+
+def aux_shares(aux_budget: float | Sequence[float], K: int) -> list[float]:
+    """The cost of each AuxNet as a share of its stage's."""
+    return [float(s) for s in aux_budget] if isinstance(aux_budget, Sequence) else [float(aux_budget)] * (K - 1)

@@ -75,7 +75,7 @@ def search(relaxation: Relaxation, beam: int | None, by_bytes: bool = False, all
 
 def _hosted(problem: Problem, k: int, labels: Labels) -> tuple[Floats, Floats]:
     """What AuxNet_{k-1} adds to rank k besides the arrival: ms and bytes."""
-    late, r = problem.work - problem.arrival, problem.aux_budget
+    late, r = problem.work - problem.arrival, problem.shares[k - 1] if k else 0.0
     return (
         r * (late[labels.cut] - late[labels.start]) / problem.speeds[k],
         r * (problem.state[labels.cut] - problem.state[labels.start]),
@@ -136,7 +136,7 @@ def _unbeaten(relaxation: Relaxation, k: int, labels: Labels, following: Ints, r
     soon (and, under a memory limit, holds as little)."""
     problem, cut, end = relaxation.problem, labels.cut, len(relaxation.problem.work)
     extra, kept = _hosted(problem, k, labels)
-    chain = problem.aux_budget * problem.arrival[cut]
+    chain = problem.shares[k] * problem.arrival[cut]
     criteria = np.stack(
         [
             labels.time - chain / problem.speeds[k],
@@ -181,7 +181,7 @@ def _ranges(relaxation: Relaxation, k: int, labels: Labels, following: Ints) -> 
 def _extend(relaxation: Relaxation, k: int, labels: Labels, parent: Ints, cut: Ints, above: bool) -> Labels:
     """Stage k = units between the parent's cut and `cut`, its AuxNet on rank k or on the rank above."""
     problem, old = relaxation.problem, labels.cut[parent]
-    chain = problem.aux_budget * (problem.arrival[cut] - problem.arrival[old]) / problem.speeds[k + above]
+    chain = problem.shares[k] * (problem.arrival[cut] - problem.arrival[old]) / problem.speeds[k + above]
     time = labels.time[parent] + chain + (problem.delay[old] if above else problem.delay[cut])
     new = Labels(
         cut,
@@ -193,7 +193,7 @@ def _extend(relaxation: Relaxation, k: int, labels: Labels, parent: Ints, cut: I
     )
     keep = _slack(relaxation, k + 1, new) > -np.inf
     if np.isfinite(problem.limits[k]):
-        share = 1 + problem.aux_budget if problem.has_aux and not above else 1.0
+        share = 1 + problem.shares[k] if problem.has_aux and not above else 1.0
         bytes_kept = share * (problem.state[cut] - problem.state[old]) + problem.crossing[cut] + problem.crossing[old]
         keep &= bytes_kept + _hosted(problem, k, labels)[1][parent] <= problem.limits[k]
     return new.take(keep)

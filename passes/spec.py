@@ -30,6 +30,11 @@ class TensorSpec:
     def is_float(self) -> bool:
         return self.dtype.is_floating_point or self.dtype.is_complex
 
+    def at(self, batch: int) -> tuple[int, ...]:
+        """The shape at another batch size."""
+        multiples = self.batch or (0,) * len(self.shape)
+        return tuple(c * batch if c else s for s, c in zip(self.shape, multiples, strict=True))
+
     def with_batch(self, batch: tuple[int, ...]) -> TensorSpec:
         return replace(self, batch=batch)
 

@@ -88,7 +88,7 @@ class Engine:
         """Have what the method needs, and start it, with a warm-up where that is asked for."""
         s = self.settings
         if target.aux == "auxnet" and self.plan.K > 1 and not self.auxnets:
-            self.auxnets = aux_nets(self.program, self._given[0], s.recursive)
+            self.auxnets = aux_nets(self.program, self._given[0], self._recursive(), self._hosts())
             for w in self.workers:
                 add_auxnets(w, self.auxnets, self._hosts(), self._aux_optimizer)
         for w in self.workers:
@@ -100,6 +100,10 @@ class Engine:
                         self.schedulers[f"{w.rank} {name}"] = self._scheduler(optimizer)
         warm = self.plan.K > 1 and s.warmup > self.steps and not target.exact
         self._use(get_method("warmup-stored" if target.aux == "store" else "warmup") if warm else target)
+
+    def _recursive(self) -> bool:
+        """Whether AuxNets start from the model's input: as asked for, or as the program's own were made."""
+        return self.settings.recursive or (self._given[0] is None and self.plan.aux.startswith("recursive"))
 
     def _hosts(self) -> dict[int, int]:
         """The plan's choice, but an AuxNet on its stage's own weights runs where they are."""
@@ -139,7 +143,7 @@ class Engine:
         options = ScheduleOptions(
             micro=self.micro,
             lockstep=s.lockstep,
-            recursive=s.recursive,
+            recursive=self._recursive(),
             kappa=s.kappa,
             hosts=tuple(self._hosts().values()),
             tied=bool(self.plan.tied),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,7 +28,9 @@ def stage_nets(program: Program) -> list[Net]:
     return [Net(stage, stage._lp_io[True]) for stage in program.stages]
 
 
-def aux_nets(program: Program, given: Sequence[nn.Module] | None, recursive: bool) -> dict[int, Net]:
+def aux_nets(
+    program: Program, given: Sequence[nn.Module] | None, recursive: bool, hosts: dict[int, int]
+) -> dict[int, Net]:
     """AuxNets by boundary. A module without a record of its own is called as its stage, or on the model's inputs."""
     modules = given if given is not None else getattr(program, "auxnets", ())
     if len(modules) != program.plan.K - 1:
@@ -41,6 +44,13 @@ def aux_nets(program: Program, given: Sequence[nn.Module] | None, recursive: boo
         default = StageIO((), program.stages[0]._lp_io[True].inputs, stage.boundary, ()) if recursive else stage
         own = getattr(module, "_lp_io", None)
         found[k] = Net(module, own[True] if own else default)
+    for i, j in combinations(found, 2):
+        left, right = ({id(p) for p in found[k].module.parameters()} for k in (i, j))
+        if left & right and hosts[i] != hosts[j]:
+            raise UsageError(
+                f"the AuxNets of boundaries {i} and {j} share weights but run on ranks {hosts[i]} and {hosts[j]}; "
+                f"use aux='recursive', where each has its own"
+            )
     return found
 
 
@@ -109,14 +119,16 @@ def make_worker(
 
 def add_auxnets(w: Worker, auxnets: dict[int, Net], hosts: dict[int, int], optimizer: Factory) -> None:
     """Give a worker the AuxNets that run on its rank. Weights that are the stage's stay with the stage's optimizer."""
-    ids = {id(p) for p in w.stage.module.parameters()}
+    stage = {id(p) for p in w.stage.module.parameters()}
+    ids = set(stage)
     for k, net in auxnets.items():
         if hosts[k] == w.rank:
             w.auxnets[k] = net
-            parameters = list(net.module.to(w.device).parameters())
-            if any(id(p) in ids for p in parameters):
+            parameters = list(net.module.to(w.device).train().parameters())
+            if any(id(p) in stage for p in parameters):
                 w.shares_stage.add(k)
             w.updater.add(f"auxnet {k}", [p for p in parameters if p.requires_grad and id(p) not in ids], optimizer)
+            ids |= {id(p) for p in parameters}
 
 
 def add_kappanet(w: Worker, given: Sequence[nn.Module] | None, optimizer: Factory) -> None:

@@ -9,6 +9,8 @@ specification asks for them.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from lpcompile.errors import UsageError
@@ -42,6 +44,15 @@ def load(
     if batch is not None and batch < 1:
         raise UsageError(f"batch is {batch}; it must be at least 1")
     wanted = None if input_shape is None else parse_input(input_shape)
+    try:
+        return _load(spec, batch, wanted, seed, device, model_kwargs)
+    except UsageError as error:
+        if device != "meta" or not isinstance(error.__cause__, (NotImplementedError, RuntimeError)):
+            raise
+        return _load(spec, batch, wanted, seed, "cpu", model_kwargs)  # it computes its sizes with tensors: needs values
+
+
+def _load(spec: str, batch: int | None, wanted: Any, seed: int, device: str, model_kwargs: dict[str, object]) -> Source:
     with torch.random.fork_rng(devices=[]), torch.device(device):
         torch.manual_seed(seed)
         return _dispatch(spec, Tensors(batch, wanted, seed, device), dict(model_kwargs))

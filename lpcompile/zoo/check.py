@@ -22,7 +22,7 @@ Row = dict[str, Any]
 SEED = 7
 
 
-def check(entry: ZooEntry, K: int = 4, *, peers: bool = True) -> Row:
+def check(entry: ZooEntry, K: int = 4, *, peers: bool = True, emit: bool = False) -> Row:
     """Everything the zoo table shows of one model. Never raises for what a model or a front end does."""
     row: Row = {"name": entry.name, "suite": entry.suite}
     try:
@@ -30,15 +30,15 @@ def check(entry: ZooEntry, K: int = 4, *, peers: bool = True) -> Row:
         inputs = make_inputs(2)
         row["parameters"] = sum(p.numel() for p in model.parameters())
     except Exception as error:
-        return row | {"status": "does not build", "why": _short(error)}
-    row |= ours(model, inputs, make_inputs, K)
+        return row | {"status": "does not build", "why": short(error)}
+    row |= ours(model, inputs, make_inputs, K, emit)
     if peers:
         row["symbolic_trace"] = _verdict(lambda: _symbolic_trace(model, inputs))
         row["pipeline"] = _verdict(lambda: _pipeline(model, inputs, K))
     return row
 
 
-def ours(model: nn.Module, inputs: Inputs, make_inputs: Callable[[int], Inputs], K: int) -> Row:
+def ours(model: nn.Module, inputs: Inputs, make_inputs: Callable[[int], Inputs], K: int, emit: bool = False) -> Row:
     start = time.perf_counter()
     row: Row = {}
     args, kwargs = inputs
@@ -51,9 +51,9 @@ def ours(model: nn.Module, inputs: Inputs, make_inputs: Callable[[int], Inputs],
             row["fewer"] = str(error)
             program = parallelize(model, error.most, example_inputs=args, example_kwargs=kwargs, cost="flops")
     except LpError as error:
-        return row | {"status": "refused", "why": _short(error), "seconds": time.perf_counter() - start}
+        return row | {"status": "refused", "why": short(error), "seconds": time.perf_counter() - start}
     except Exception as error:
-        return row | {"status": "crashed", "why": _short(error), "seconds": time.perf_counter() - start}
+        return row | {"status": "crashed", "why": short(error), "seconds": time.perf_counter() - start}
     row["seconds"] = time.perf_counter() - start
     plan = program.plan
     row |= {"K": plan.K, "imbalance": plan.imbalance, "width": max((len(b.specs) for b in plan.boundaries), default=0)}
@@ -63,23 +63,38 @@ def ours(model: nn.Module, inputs: Inputs, make_inputs: Callable[[int], Inputs],
         if plan.batch_free and not wrong:
             wrong = [f"at batch 3: {w}" for w in differences(model, program, make_inputs(3), evaluate=False)]
     except LpError as error:
-        return row | {"status": "refused", "why": f"at a call: {_short(error)}"}
+        return row | {"status": "refused", "why": f"at a call: {short(error)}"}
     except Exception as error:
-        wrong = [f"{_short(error)} when run"]
+        wrong = [f"{short(error)} when run"]
+    if emit:
+        from lpcompile.zoo.aux_check import aux_check
+        from lpcompile.zoo.emit_check import emit_check
+
+        row |= emit_check(model, program, inputs) | aux_check(model, program, inputs)
     keys = set().union(*(s.state_dict() for s in program.stages))
     if keys != set(model.state_dict()):
         wrong.append(f"stage keys differ: {sorted(keys ^ set(model.state_dict()))[:3]}")
     return row | ({"status": "wrong", "why": "; ".join(wrong[:3])} if wrong else {"status": "exact"})
 
 
-def differences(model: nn.Module, other: Callable[..., Any], inputs: Inputs, evaluate: bool = True) -> list[str]:
-    """What differs in outputs, gradients and buffers after a training step, and in outputs in evaluation."""
+def differences(
+    model: nn.Module,
+    other: Callable[..., Any],
+    inputs: Inputs,
+    evaluate: bool = True,
+    owner: nn.Module | None = None,
+) -> list[str]:
+    """What differs in outputs, gradients and buffers after a training step, and in outputs in evaluation.
+
+    `owner` holds the parameters of `other` where they are not the model's.
+    """
     found = []
     state = copy.deepcopy(model.state_dict())
     for training in (True, False) if evaluate else (True,):
-        model.train(training)
+        for module in (model, owner or model):
+            module.train(training)
         left = _step(model, model, inputs, training, state)
-        right = _step(model, other, inputs, training, state)
+        right = _step(owner or model, other, inputs, training, state)
         found += [f"{k} ({'train' if training else 'eval'})" for k in left if not _same(left[k], right.get(k))]
         found += [f"{k} is extra" for k in right if k not in left]
     model.train()
@@ -135,7 +150,7 @@ def _verdict(attempt: Callable[[], str]) -> str:
     try:
         return attempt()
     except Exception as error:
-        return f"fails: {_short(error)}"
+        return f"fails: {short(error)}"
 
 
 def _symbolic_trace(model: nn.Module, inputs: Inputs) -> str:
@@ -186,5 +201,5 @@ def _forward_differences(model: nn.Module, call: Callable[..., Any], owner: nn.M
     return f"wrong: buffer {buffers[0]} not updated" if buffers else "exact"
 
 
-def _short(error: BaseException) -> str:
+def short(error: BaseException) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"

@@ -24,7 +24,7 @@ Row = dict[str, Any]
 
 def run(
     entries: Sequence[ZooEntry], *, K: int = 4, jobs: int = 1, seconds: float = 240.0, peers: bool = True,
-    output: Path | None = None,
+    emit: bool = False, output: Path | None = None,
 ) -> list[Row]:  # fmt: skip
     """Check the entries, `jobs` at a time with one thread each; a model that takes longer than `seconds` is ended.
 
@@ -33,7 +33,7 @@ def run(
     rows = _known(output)
     todo = [e.name for e in entries if e.name not in rows]
     context = mp.get_context("spawn")
-    workers = [_Worker(context, K, peers, i) for i in range(max(1, jobs))]
+    workers = [_Worker(context, i, K=K, peers=peers, emit=emit) for i in range(max(1, jobs))]
     done = len(entries) - len(todo)
     try:
         while todo or any(w.busy for w in workers):
@@ -58,8 +58,8 @@ def run(
 class _Worker:
     """A process that checks one model after another; replaced when it dies or takes too long."""
 
-    def __init__(self, context: Any, K: int, peers: bool, index: int) -> None:
-        self.context, self.K, self.peers, self.index = context, K, peers, index
+    def __init__(self, context: Any, index: int, **options: Any) -> None:
+        self.context, self.index, self.options = context, index, options
         self.process: Any = None
         self.name: str | None = None
         self.since = 0.0
@@ -71,7 +71,7 @@ class _Worker:
     def give(self, name: str) -> None:
         if self.process is None:
             self.inbox, self.outbox = self.context.Queue(), self.context.Queue()
-            arguments = (self.inbox, self.outbox, self.K, self.peers, self.index)
+            arguments = (self.inbox, self.outbox, self.index, self.options)
             self.process = self.context.Process(target=_work, args=arguments, daemon=True)
             self.process.start()
         self.name, self.since = name, time.monotonic()
@@ -99,7 +99,7 @@ class _Worker:
             self.process = None
 
 
-def _work(inbox: Any, outbox: Any, K: int, peers: bool, index: int) -> None:
+def _work(inbox: Any, outbox: Any, index: int, options: dict[str, Any]) -> None:
     from lpcompile.zoo.check import check
 
     warnings.filterwarnings("ignore")
@@ -113,7 +113,7 @@ def _work(inbox: Any, outbox: Any, K: int, peers: bool, index: int) -> None:
             name = inbox.get(timeout=5)
         except queue.Empty:
             continue
-        outbox.put(check(find(name), K, peers=peers))
+        outbox.put(check(find(name), **options))
 
 
 def _known(output: Path | None) -> dict[str, Row]:
@@ -135,13 +135,17 @@ def report(rows: Sequence[Row], K: int) -> str:
     lines = [[s, *_coverage([r for r in ran if r["suite"] == s], K)] for s in suites]
     lines.append(["all", *_coverage(ran, K)])
     headers = ["suite", "models", f"exact at K = {K}", "exact, fewer", "refused", "wrong", "max/mean < 1.25",
-               "symbolic_trace", "pipelining.pipeline"]  # fmt: skip
+               "symbolic_trace", "pipelining.pipeline", "AuxNets right", "emitted exact"]  # fmt: skip
     text = [table(lines, headers), "", "exact: outputs, every gradient and every buffer of a training step and the "
             "outputs in evaluation are bitwise the model's.", "The peers are held to outputs and buffers of a training "
             "forward only."]  # fmt: skip
     misses = [r for r in rows if r["status"] != "exact"]
     fewer = [r for r in ran if r["status"] == "exact" and r.get("K", K) < K]
-    for title, group, key in (("Not exact:", misses, "why"), ("Fewer stages than asked:", fewer, "fewer")):
+    not_emitted = [r for r in ran if r.get("emit", "exact") != "exact"]
+    no_aux = [r for r in ran if r.get("aux", "right") != "right"]
+    for title, group, key in (("Not exact:", misses, "why"), ("Fewer stages than asked:", fewer, "fewer"),
+                              ("AuxNets that are not right:", no_aux, "aux"),
+                              ("Not emitted:", not_emitted, "emit")):  # fmt: skip
         if group:
             text += ["", title, *(f"  {r['name']}: {r['status']}, {r.get(key, '')}" for r in group)]
     uneven = [r for r in ran if r.get("imbalance", 1.0) >= 1.25]
@@ -167,4 +171,6 @@ def _coverage(rows: Sequence[Row], K: int) -> list[str]:
         count(lambda r: r.get("imbalance", 9.0) < 1.25 and r.get("K") == K),
         count(lambda r: r.get("symbolic_trace") == "exact") if peers else "-",
         count(lambda r: str(r.get("pipeline", "")).startswith("exact")) if peers else "-",
+        count(lambda r: r.get("aux") == "right") if any("aux" in r for r in rows) else "-",
+        count(lambda r: r.get("emit") == "exact") if any("emit" in r for r in rows) else "-",
     ]

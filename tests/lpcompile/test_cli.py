@@ -54,7 +54,7 @@ def test_bad_input_gets_one_clear_line_and_no_traceback(arguments, code, message
 
 
 @pytest.mark.parametrize("text, message", [("{}", "version"), ("no json", "is not JSON"),
-                                           ('{"version": 1, "units": [1]}', r"broken at units[0]")])  # fmt: skip
+                                           ('{"version": 2, "units": [1]}', r"broken at units[0]")])  # fmt: skip
 def test_a_broken_plan_file_says_where(text, message, tmp_path, capsys):
     file = tmp_path / "plan.json"
     file.write_text(text)

@@ -40,6 +40,9 @@ def profiles(draw: st.DrawFn) -> Profile:
     return Profile(units, cost="flops", device="cpu", loss=draw(st.sampled_from([0.0, 0.0, 3.0])))
 
 
+SHARES = st.sampled_from([0.0, 0.1, 0.1, 0.5, 1.0])
+
+
 @st.composite
 def cases(draw: st.DrawFn) -> tuple[Profile, int, dict[str, Any]]:
     profile = draw(profiles())
@@ -47,7 +50,8 @@ def cases(draw: st.DrawFn) -> tuple[Profile, int, dict[str, Any]]:
     K = draw(st.integers(1, min(4, size)))
     options: dict[str, Any] = {
         "method": draw(st.sampled_from(["penalty", "lagrangian", "multiplier", "multiplier", "gpipe"])),
-        "aux_budget": draw(st.sampled_from([0.0, 0.1, 0.1, 0.5, 1.0])),
+        "aux_budget": draw(st.one_of(SHARES, st.lists(SHARES, min_size=K - 1, max_size=K - 1))),
+        "aux": draw(st.sampled_from(["derived", "derived", "tied", "recursive"])),
         "state_factor": draw(st.sampled_from([3.0, 1.0])),
     }
     if draw(st.booleans()):
@@ -71,7 +75,8 @@ def brute_price(
     cuts: tuple[int, ...],
     above: tuple[bool, ...],
     method: str,
-    aux_budget: float,
+    aux_budget: float | list[float],
+    aux: str,
     state_factor: float,
     speeds: list[float] | None = None,
     link: Link | None = None,
@@ -80,8 +85,9 @@ def brute_price(
     units, K = profile.units, len(cuts) + 1
     s = speeds or [1.0] * K
     b = [0, *cuts, len(units)]
-    aux, chain = method != "gpipe", method in ("penalty", "lagrangian")
-    r = aux_budget if aux else 0.0
+    chain = method in ("penalty", "lagrangian") and aux != "recursive"
+    r = aux_budget if isinstance(aux_budget, list) else [aux_budget] * (K - 1)
+    r = [0.0 if method == "gpipe" else share for share in r] + [0.0]
     F = [sum(u.forward for u in units[b[k] : b[k + 1]]) for k in range(K)]
     B = [sum(u.backward for u in units[b[k] : b[k + 1]]) for k in range(K)]
     M = [sum(state_factor * u.parameter_bytes + u.saved_bytes for u in units[b[k] : b[k + 1]]) for k in range(K)]
@@ -93,20 +99,26 @@ def brute_price(
         hosts_own = k < K - 1 and not above[k]
         if chain and k >= 1:
             if hosts_lower:
-                A += (t[k - 1] if k >= 2 else 0.0) + r * F[k - 1] / s[k]
+                A += (t[k - 1] if k >= 2 else 0.0) + r[k - 1] * F[k - 1] / s[k]
             else:
-                A += r * F[k - 1] / s[k - 1] + t[k]
+                A += r[k - 1] * F[k - 1] / s[k - 1] + t[k]
         done = A + (F[k] + B[k]) / s[k]
         if hosts_own:
-            done += r * (F[k] + B[k]) / s[k]
+            done += r[k] * (F[k] + B[k]) / s[k]
         if hosts_lower:
-            done += r * (B[k - 1] if chain else F[k - 1] + B[k - 1]) / s[k]
+            done += r[k - 1] * (B[k - 1] if chain else F[k - 1] + B[k - 1]) / s[k]
         if k == K - 1:
             done += profile.loss / s[k]
         finish.append(done)
-        shares = (r * M[k] if hosts_own else 0) + (r * M[k - 1] if hosts_lower else 0)
+        shares = (r[k] * M[k] if hosts_own else 0) + (r[k - 1] * M[k - 1] if hosts_lower else 0)
         memory.append(M[k] + out[k] + out[k + 1] + shares)
     return max(*finish, *t), memory
+
+
+def placements(K: int, options: dict[str, Any]) -> list[tuple[bool, ...]]:
+    """Below or above, for each AuxNet; where its weights are, if they are tied."""
+    tied = options["aux"] == "tied" and options["method"] != "gpipe"
+    return list(itertools.product([False] if tied else [False, True], repeat=K - 1))
 
 
 def brute_force(profile: Profile, K: int, options: dict[str, Any]) -> float:
@@ -121,7 +133,7 @@ def brute_force(profile: Profile, K: int, options: dict[str, Any]) -> float:
     limits = limit if isinstance(limit, list) else [limit] * K
     for cuts in itertools.combinations(range(1, size), K - 1):
         if wanted <= set(cuts) and not banned & set(cuts):
-            for above in itertools.product([False, True], repeat=K - 1):
+            for above in placements(K, options):
                 step, memory = brute_price(profile, cuts, above, **options)
                 if all(m <= most for m, most in zip(memory, limits, strict=True)):
                     best = min(best, step)
@@ -171,7 +183,7 @@ def test_the_search_alone_decides_as_brute_force_does(case: tuple[Profile, int, 
     worst = max(
         brute_price(profile, cuts, above, **options)[0]
         for cuts in itertools.combinations(range(1, len(profile.units)), K - 1)
-        for above in itertools.product([False, True], repeat=K - 1)
+        for above in placements(K, options)
     )
     T = best + share * (worst - best) * 0.1
     problem = _problem(
@@ -179,6 +191,7 @@ def test_the_search_alone_decides_as_brute_force_does(case: tuple[Profile, int, 
         K,
         options["method"],
         options["aux_budget"],
+        options["aux"],
         options.get("speeds") or [1.0] * K,
         None,
         options.get("link"),
@@ -248,6 +261,7 @@ def test_auto_is_the_smallest_stage_count_within_tolerance(
 ) -> None:
     profile, _, options = case
     options = {name: options[name] for name in options if name not in ("speeds", "memory_limit", "pins")}
+    options["aux_budget"] = 0.1
     every = [partition(profile, K, **options) for K in range(1, min(4, len(profile.units)) + 1)]
     good = [split.K for split in every if split.step <= min(s.step for s in every) * (1 + tolerance)]
     chosen = auto_stages(profile, limit=4, tolerance=tolerance, **options)

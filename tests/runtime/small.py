@@ -63,10 +63,13 @@ def compiled(model, K, x, hosts=None, **options):
     """A program whose AuxNets run where `hosts` says."""
     program = lpcompile.parallelize(model, K, example_inputs=x, cost="flops", gate=False, **options)
     if hosts is not None:
-        captured, plan, stages = program._lp_done
-        boundaries = tuple(dataclasses.replace(b, aux_rank=h) for b, h in zip(plan.boundaries, hosts, strict=True))
+        plan = program.plan
+        boundaries = tuple(
+            dataclasses.replace(b, aux=dataclasses.replace(b.aux, rank=h))
+            for b, h in zip(plan.boundaries, hosts, strict=True)
+        )
         plan = dataclasses.replace(plan, boundaries=boundaries)
-        program.__dict__["_lp_done"] = (captured, plan, stages)
+        program.__dict__["_lp_done"] = program._lp_done._replace(plan=plan)
     return program
 
 

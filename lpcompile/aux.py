@@ -1,0 +1,203 @@
+"""All AuxNets of a program: derived, given by the user, or recursive, with what each costs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from lpcompile.errors import UsageError
+from lpcompile.passes.aux_measure import Share, boundary_inputs, calibrate, measure_share
+from lpcompile.passes.aux_modules import INITS, take_weights
+from lpcompile.passes.aux_user import given_module, wrap
+from lpcompile.passes.auxnet import AuxNet, aux_io, derive
+from lpcompile.passes.capture import Captured
+from lpcompile.passes.cost import Profile
+from lpcompile.passes.liveness import liveness
+from lpcompile.passes.reauxnet import compose, record
+from lpcompile.passes.split import Stage, stage_io
+from lpcompile.passes.units import Unit
+from lpcompile.passes.untouched import untouched
+from lpcompile.passes.zeroing import set_to_zero
+
+FORMS = ("derived", "tied", "recursive", "recursive-shared")
+Costs = Mapping[str, tuple[float, float]]
+
+
+@dataclass(frozen=True)
+class AuxOptions:
+    """How AuxNets are to be made."""
+
+    budget: float = 0.1
+    form: str = "derived"
+    init: str = "fresh"
+    given: Any = None  # the user's factory or modules
+
+    def check(self) -> None:
+        if self.form not in FORMS:
+            raise UsageError(f"aux={self.form!r} is not one of {', '.join(FORMS)}")
+        if self.init not in INITS:
+            raise UsageError(f"aux_init={self.init!r} is not one of {', '.join(INITS)}")
+        if self.given is not None and self.form != "derived":
+            raise UsageError(f"auxnet= gives the networks, so aux={self.form!r} has nothing to do; drop one of the two")
+        if self.given is not None and self.init != "fresh":
+            raise UsageError(
+                f"auxnet= gives the networks with their weights; aux_init={self.init!r} cannot apply to them"
+            )
+
+
+@dataclass(frozen=True)
+class Made:
+    """One AuxNet, the budget it was derived with, and its cost as a share of its stage's."""
+
+    aux: AuxNet
+    budget: float
+    forward: float
+    backward: float
+    total: float
+
+
+def node_costs(captured: Captured, units: Sequence[Unit], profile: Profile) -> dict[str, tuple[float, float]]:
+    """What each node costs: its unit's time, by its part of the unit's FLOPs."""
+    live = liveness(captured._lp_graphs[True], captured._lp.model)
+    found: dict[str, tuple[float, float]] = {}
+    for unit, cost in zip(units, profile.units, strict=True):
+        steps = live.steps[unit.first : unit.last + 1]
+        forward = sum(n.meta["flops"] for n in steps) or 1
+        backward = sum(n.meta["backward_flops"] for n in steps) or 1
+        for n in steps:
+            found[n.name] = (
+                cost.forward * n.meta["flops"] / forward,
+                cost.backward * n.meta["backward_flops"] / backward,
+            )
+    return found
+
+
+def make_auxnets(
+    model: nn.Module,
+    stages: Sequence[Stage],
+    costs: Costs,
+    options: AuxOptions,
+    inputs: list[torch.Tensor] | None = None,
+    budgets: Sequence[float] | None = None,
+) -> list[Made]:
+    """One for each stage but the last. With `inputs` the budget is met by measured time; `budgets` are those that an
+    earlier run came to, and are used as they are."""
+    builders = _builders(stages, costs, options)
+    asked = [options.budget] * len(builders) if budgets is None else list(budgets)
+    if inputs is None or budgets is not None:
+        return [_estimated(build(budget), budget) for build, budget in zip(builders, asked, strict=True)]
+    with untouched(model):
+        model.train()
+        for stage in stages:
+            stage._lp_use_mode(True)
+        runs = boundary_inputs(stages, inputs)
+        made = []
+        for k, build in enumerate(builders):
+
+            def measure(aux: AuxNet, k: int = k) -> Share:
+                given = runs[k] if aux_io(aux).lams else [inputs[i] for i in aux_io(aux).inputs]
+                return measure_share(stages[k], aux, runs[k], given)
+
+            aux, budget, share = calibrate(asked[k], build, measure)
+            made.append(Made(aux, budget, share.forward, share.backward, share.total))
+        return made
+
+
+def start(model: nn.Module, made: Sequence[Made], options: AuxOptions) -> None:
+    """Initial weights: for a consistent start the branches that the AuxNets leave out begin at zero, in the model."""
+    if options.init == "consistent":
+        set_to_zero(model, [name for m in made for name in m.aux.record.zeroed])
+    if options.init != "fresh":
+        for m in made:
+            if m.aux.record.kind not in ("tied", "user"):
+                take_weights(m.aux, model)
+
+
+def violations(
+    model: nn.Module, stages: Sequence[Stage], auxnets: Sequence[AuxNet], inputs: list[torch.Tensor]
+) -> list[float]:
+    """|λ_k - X_k|² / |X_k|² at each boundary before the first step: where nothing is left to chance in training mode,
+    else in evaluation mode."""
+    training = not any(n.meta.get("random") for s in stages for n in s._lp_graphs[True].nodes)
+    found, lam = [], list[torch.Tensor]()
+    with ExitStack() as stack:
+        for module in (model, *auxnets):
+            stack.enter_context(untouched(module))
+        stack.enter_context(torch.no_grad())
+        model.train(training)
+        for stage, aux in zip(stages, auxnets, strict=False):
+            stage._lp_use_mode(training)
+            aux.train(training)
+            io = stage_io(stage)
+            theirs = _tuple(stage(*lam, *(inputs[i] for i in io.inputs)))[: len(io.boundary)]
+            ours = aux_io(aux)
+            lam = list(_tuple(aux(*(lam if ours.lams else ()), *(inputs[i] for i in ours.inputs))))
+            pairs = [(a.double(), b.double()) for a, b in zip(lam, theirs, strict=True) if b.is_floating_point()]
+            off = sum(float((a - b).square().sum()) for a, b in pairs)
+            found.append(off / (sum(float(b.square().sum()) for _, b in pairs) or 1.0))
+    return found
+
+
+def _tuple(result: Any) -> tuple[torch.Tensor, ...]:
+    return result if isinstance(result, tuple) else (result,)
+
+
+def _estimated(aux: AuxNet, budget: float) -> Made:
+    known = aux.record
+    total = (known.forward_share + 2 * known.backward_share) / 3  # backward is twice the work of forward
+    return Made(aux, budget, known.forward_share, known.backward_share, total)
+
+
+def _builders(stages: Sequence[Stage], costs: Costs, options: AuxOptions) -> list[Callable[[float], AuxNet]]:
+    """For each AuxNet, how to make it for a budget."""
+    count = len(stages) - 1
+
+    def single(k: int, share: float = 1.0) -> Callable[[float], AuxNet]:
+        form = "tied" if options.form == "tied" else "derived"
+        return lambda budget: derive(
+            stages[k], budget=share * budget, costs=costs, form=form, init=options.init, seed=k
+        )
+
+    def user(k: int) -> Callable[[float], AuxNet]:
+        module = given_module(options.given, k, stages)
+        return single(k) if module is None else lambda budget: wrap(module, k, stages[k])
+
+    def recursive(k: int) -> Callable[[float], AuxNet]:
+        """λ_{k+1} from the model's input: each of the k + 1 thinned stages gets its part of the budget."""
+        makers = [single(j, 1 / (k + 1)) for j in range(k + 1)]
+        return lambda budget: _recursive([make(budget) for make in makers], stages, costs, options.form)
+
+    if options.given is not None:
+        return [user(k) for k in range(count)]
+    if options.form == "recursive":
+        return [recursive(k) for k in range(count)]
+    if options.form == "recursive-shared":
+        parts = [single(k, 1 / count)(options.budget) for k in range(count)]
+        return [partial(_shared, parts[: k + 1], stages, costs, options.form) for k in range(count)]
+    return [single(k) for k in range(count)]
+
+
+def _shared(parts: list[AuxNet], stages: Sequence[Stage], costs: Costs, form: str, budget: float) -> AuxNet:
+    """The parts have their weights in common, so the budget was spent when they were made."""
+    return _recursive(parts, stages, costs, form)
+
+
+def _recursive(parts: list[AuxNet], stages: Sequence[Stage], costs: Costs, form: str) -> AuxNet:
+    whole = compose(parts)
+    prices = [_stage_cost(stage, costs) for stage in stages[: len(parts)]]
+    forward = sum(p.record.forward_share * f for p, (f, _) in zip(parts, prices, strict=True))
+    backward = sum(p.record.backward_share * b for p, (_, b) in zip(parts, prices, strict=True))
+    own = prices[-1]
+    whole._lp_set_record(record(parts, form, forward / (own[0] or 1.0), backward / (own[1] or 1.0)))
+    return whole
+
+
+def _stage_cost(stage: Stage, costs: Costs) -> tuple[float, float]:
+    found = [costs[n.name] for n in stage._lp_graphs[True].nodes if n.name in costs and n.op != "placeholder"]
+    return sum(f for f, _ in found), sum(b for _, b in found)

@@ -1,0 +1,244 @@
+"""From costs to stages, AuxNets and the Plan that describes them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from lpcompile.aux import Made, make_auxnets, node_costs, start, violations
+from lpcompile.errors import PlanError
+from lpcompile.options import Options
+from lpcompile.passes.batch import batch_size, resized
+from lpcompile.passes.capture import Captured
+from lpcompile.passes.cost import Profile
+from lpcompile.passes.cuts import Cut, state_uses
+from lpcompile.passes.liveness import liveness
+from lpcompile.passes.partition import Partition, auto_stages, evaluate, partition
+from lpcompile.passes.partition_options import PLAIN_METHODS
+from lpcompile.passes.split import Stage, split, stage_io
+from lpcompile.passes.units import Unit
+from lpcompile.passes.zeroing import refuse_trained
+from lpcompile.plan import AuxPlan, BoundaryPlan, Plan, StagePlan
+from lpcompile.program import on_meta
+
+ROUNDS = 3  # of splitting by what the AuxNets really cost
+WORTH_IT = 0.97  # another round must promise to shorten the step to this share
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A split, its stages and their AuxNets."""
+
+    best: Partition
+    stages: tuple[Stage, ...]
+    made: tuple[Made, ...]
+    violations: tuple[float, ...] = ()
+
+
+def follow_plan(captured: Captured, found: list[Unit], costs: Profile, plan: Plan, options: Options) -> Layout:
+    """The stages and AuxNets of a plan that was made before. The model's weights are left as they are."""
+    if [u.name for u in plan.units] != [u.name for u in found]:
+        raise PlanError(
+            f"the plan is for another model: it has {len(plan.units)} units from {plan.units[0].name} to "
+            f"{plan.units[-1].name}, this model has {len(found)} from {found[0].name} to {found[-1].name}; "
+            f"make a new plan"
+        )
+    shares = [b.aux.share for b in plan.boundaries if b.aux is not None]
+    ranks = [b.aux_rank for b in plan.boundaries]
+    best = evaluate(costs, [s.last + 1 for s in plan.stages[:-1]], ranks, **_terms(options, shares))
+    stages = _split(captured, found, best)
+    made: list[Made] = []
+    if shares and options.aux is not None:
+        budgets = [b.aux.budget for b in plan.boundaries if b.aux is not None]
+        prices = node_costs(captured, found, costs)
+        made = make_auxnets(captured._lp.model, stages, prices, options.aux, budgets=budgets)
+        for m, boundary in zip(made, plan.boundaries, strict=True):
+            if boundary.aux is not None and m.aux.record.kept != boundary.aux.kept:
+                raise PlanError(
+                    f"the AuxNet of boundary {boundary.index} comes out with blocks {m.aux.record.kept}, the plan has "
+                    f"{boundary.aux.kept}: the plan was made by another version; make a new plan"
+                )
+        start(captured._lp.model, made, replace(options.aux, init=_without_zeroing(options.aux.init)))
+    return Layout(best, stages, tuple(made))
+
+
+def _without_zeroing(init: str) -> str:
+    """Following a plan may be to go on with a trained model: its weights are copied, never set to zero."""
+    return "copy" if init == "consistent" else init
+
+
+def plan_program(
+    captured: Captured, found: list[Unit], costs: Profile, tensors: list[torch.Tensor], options: Options
+) -> Layout:
+    """Split by the budget, derive the AuxNets, and split again by what they really cost, until the split stays."""
+    best = plan_stages(costs, options)
+    needs_aux = options.aux is not None and best.K > 1 and options.method not in PLAIN_METHODS
+    if options.aux is None or not needs_aux:
+        return Layout(best, _split(captured, found, best), ())
+    if options.aux.init == "consistent":
+        refuse_trained(captured._lp.model)
+    prices = node_costs(captured, found, costs)
+    measured = tensors if options.cost == "measured" else None
+    layouts: list[Layout] = []
+    for _ in range(ROUNDS):
+        stages = _split(captured, found, best)
+        made = make_auxnets(captured._lp.model, stages, prices, options.aux, measured)
+        shares = [m.total for m in made]
+        again = partition(costs, best.K, **{**options.planner(), "aux_budget": shares})
+        real = _hosted(costs, best, _terms(options, shares))
+        real = replace(real, lower_bound=min(real.step, again.lower_bound))
+        layouts.append(Layout(real if again.cuts != best.cuts else again, stages, tuple(made)))
+        if again.cuts == best.cuts or again.step > real.step * WORTH_IT:
+            break
+        best = again
+    layout = min(layouts, key=lambda one: one.best.step)
+    start(captured._lp.model, layout.made, options.aux)
+    return replace(layout, violations=_violations(captured, layout, tensors, options))
+
+
+def _hosted(costs: Profile, best: Partition, terms: dict[str, Any]) -> Partition:
+    """The same split with each AuxNet on the rank, of the two beside its boundary, that makes the step shortest."""
+    best = evaluate(costs, best.cuts, best.aux_ranks, **terms)
+    for k in range(best.K - 1) if terms["aux"] != "tied" else ():
+        ranks = list(best.aux_ranks)
+        ranks[k] = 2 * k + 1 - ranks[k]
+        other = evaluate(costs, best.cuts, ranks, **terms)
+        best = other if other.step < best.step else best
+    return best
+
+
+def _terms(options: Options, shares: list[float]) -> dict[str, Any]:
+    terms = {n: v for n, v in options.planner().items() if n not in ("memory_limit", "pins")}
+    return {**terms, "aux_budget": shares}
+
+
+def _split(captured: Captured, found: list[Unit], best: Partition) -> tuple[Stage, ...]:
+    return split(captured, [c for c in (found[b - 1].cut for b in best.cuts) if c is not None])
+
+
+def _violations(captured: Captured, layout: Layout, tensors: list[torch.Tensor], options: Options) -> tuple[float, ...]:
+    if options.aux is None or options.aux.init != "consistent" or on_meta(captured._lp.model):
+        return ()
+    inputs = small_batch(captured, tensors)
+    return tuple(violations(captured._lp.model, layout.stages, [m.aux for m in layout.made], inputs))
+
+
+def small_batch(captured: Captured, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Inputs for a check: two samples, and small images where the graph is the same for them."""
+    inputs = captured._lp.small_inputs or tensors
+    batch = batch_size(inputs)
+    if captured._lp.batch_free and batch is not None and batch > 2:
+        inputs = resized(inputs, 2)
+    return inputs
+
+
+def plan_stages(costs: Profile, options: Options) -> Partition:
+    if options.K == "auto":
+        return auto_stages(costs, **options.planner())
+    return partition(costs, int(options.K), **options.planner())
+
+
+def make_plan(
+    captured: Captured,
+    found: list[Unit],
+    costs: Profile,
+    layout: Layout,
+    tensors: list[torch.Tensor],
+    width: int,
+    checked: str,
+    options: Options,
+) -> Plan:
+    """Gather what the passes found into one frozen record."""
+    best, stages = layout.best, layout.stages
+    names = [name for name, _ in captured._lp.signature.inputs]
+    ends = [*best.cuts, len(found)]
+    rows, boundaries = [], []
+    for k, (first, end) in enumerate(zip([0, *ends[:-1]], ends, strict=True)):
+        part = costs.units[first:end]
+        rows.append(
+            StagePlan(
+                index=k,
+                first=first,
+                last=end - 1,
+                forward=sum(u.forward for u in part),
+                backward=sum(u.backward for u in part),
+                parameters=sum(p.numel() for p in stages[k].parameters()),
+                parameter_bytes=sum(p.numel() * p.element_size() for p in stages[k].parameters()),
+                saved_bytes=sum(u.saved_bytes for u in part),
+                memory_bytes=int(best.memory[k]),
+                arrival=best.arrivals[k],
+                finish=best.finish[k],
+                work=best.work[k],
+                inputs=tuple(names[i] for i in stage_io(stages[k], True).inputs),
+            )
+        )
+        cut = found[end - 1].cut
+        if k < len(ends) - 1 and cut is not None:
+            boundaries.append(_boundary(k + 1, cut, _aux_plan(layout, k, rows[k])))
+    return Plan(
+        model=type(captured._lp.model).__name__,
+        K=best.K,
+        method=best.method,
+        cost=costs.cost,
+        device=costs.device,
+        batch=batch_size(tensors),
+        batch_free=captured._lp.batch_free,
+        aux_budget=options.aux.budget if options.aux else 0.0,
+        aux=options.aux.form if layout.made and options.aux else "",
+        aux_init=options.aux.init if layout.made and options.aux else "",
+        width=width,
+        units=costs.units,
+        stages=tuple(rows),
+        boundaries=tuple(boundaries),
+        step=best.step,
+        lower_bound=best.lower_bound,
+        ideal=best.ideal,
+        serial=costs.total + costs.loss,
+        gate=checked,
+        tied=tied_parameters(captured, [c for c in (found[b - 1].cut for b in best.cuts) if c is not None]),
+        notes=(*captured._lp.notes, *costs.notes),
+    )
+
+
+def _boundary(index: int, cut: Cut, aux: AuxPlan | None) -> BoundaryPlan:
+    return BoundaryPlan(
+        index, cut.position, cut.eval_position, cut.after, cut.path, cut.source, cut.values, cut.specs, aux
+    )
+
+
+def _aux_plan(layout: Layout, k: int, stage: StagePlan) -> AuxPlan | None:
+    if not layout.made:
+        return None
+    made = layout.made[k]
+    record, parameters = made.aux.record, list(made.aux.parameters())
+    return AuxPlan(
+        kind=record.kind,
+        init=record.init,
+        rank=layout.best.aux_ranks[k],
+        forward=made.forward * stage.forward,
+        backward=made.backward * stage.backward,
+        share=made.total,
+        budget=made.budget,
+        parameters=sum(p.numel() for p in parameters),
+        parameter_bytes=sum(p.numel() * p.element_size() for p in parameters),
+        kept=record.kept,
+        dropped=record.dropped,
+        thinned=record.thinned,
+        zeroed=record.zeroed,
+        violation=layout.violations[k] if layout.violations else None,
+    )
+
+
+def tied_parameters(captured: Captured, chosen: list[Cut]) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    """Parameters that several stages use, with those stages."""
+    model = captured._lp.model
+    live = liveness(captured._lp_graphs[True], model)
+    ends = [c.position for c in chosen]
+    found = []
+    for name, steps in state_uses(live, model).items():
+        stages = tuple(sorted({sum(step > end for end in ends) for step in steps}))
+        if len(stages) > 1 and name in live.parameters:
+            found.append((name, stages))
+    return tuple(found)

@@ -1,0 +1,74 @@
+"""Run an AuxNet on tensors without data: does it give what the boundary carries, at any batch size?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
+from torch.func import functional_call
+from torch.utils.flop_counter import FlopCounterMode
+
+from lpcompile.passes.graph_module import TwoModeModule
+from lpcompile.passes.shadow import fake_tensor
+from lpcompile.passes.spec import TensorSpec
+
+
+class Mismatch(Exception):
+    """The network does not run on the boundary's tensors, or gives others than it should; the text says which."""
+
+
+@dataclass(frozen=True)
+class FakeRun:
+    flops: float  # of a forward pass at the batch size that was compiled for; 0 where it cannot be told
+
+
+def fake_run(aux: TwoModeModule, wanted: tuple[TensorSpec, ...]) -> FakeRun:
+    """Check shapes and dtypes against those wanted, at the batch size that was compiled for and at one more."""
+    placeholders = [n.meta["spec"] for n in aux._lp_graphs[True].nodes if n.op == "placeholder"]
+    batch = next((s // c for spec in placeholders for s, c in zip(spec.shape, spec.batch, strict=False) if c), None)
+    flops = 0.0
+    for extra in (0, 1) if batch else (0,):
+        inputs = [spec.at(batch + extra) if batch else spec.shape for spec in placeholders]
+        found = _run(aux, list(zip(inputs, [s.dtype for s in placeholders], strict=True)))
+        if found is None:
+            break
+        values, counted = found
+        flops = flops or counted
+        _compare(values, wanted, batch + extra if batch else None)
+    return FakeRun(flops)
+
+
+def _run(aux: TwoModeModule, inputs: list[tuple[tuple[int, ...], torch.dtype]]) -> tuple[list[object], float] | None:
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    state = {**dict(aux.named_parameters(remove_duplicate=False)), **dict(aux.named_buffers(remove_duplicate=False))}
+    device = next((t.device for t in state.values() if t.device.type != "meta"), torch.device("cpu"))
+    fakes: dict[int, torch.Tensor] = {}
+    for tensor in state.values():
+        if id(tensor) not in fakes:
+            fakes[id(tensor)] = fake_tensor(tensor, mode)
+    swapped = {name: fakes[id(tensor)] for name, tensor in state.items()}
+    counter = FlopCounterMode(display=False)
+    try:
+        with mode, torch.no_grad(), counter:
+            tensors = [torch.zeros(shape, dtype=dtype, device=device) for shape, dtype in inputs]
+            result = functional_call(aux, swapped, tuple(tensors))
+    except (DataDependentOutputException, DynamicOutputShapeException):
+        return None  # only real data can tell
+    except Exception as error:
+        raise Mismatch(f"it fails on such an input: {type(error).__name__}: {error}") from error
+    return list(result) if isinstance(result, (tuple, list)) else [result], float(counter.get_total_flops())
+
+
+def _compare(values: list[object], wanted: tuple[TensorSpec, ...], batch: int | None) -> None:
+    if len(values) != len(wanted):
+        raise Mismatch(f"it gives {len(values)} tensors where the boundary has {len(wanted)}")
+    for i, (value, spec) in enumerate(zip(values, wanted, strict=True)):
+        shape = spec.at(batch) if batch is not None else spec.shape
+        if not isinstance(value, torch.Tensor):
+            raise Mismatch(f"its result {i} is a {type(value).__name__}, not a tensor")
+        if tuple(value.shape) != shape or value.dtype != spec.dtype:
+            raise Mismatch(
+                f"its result {i} is {str(value.dtype).removeprefix('torch.')}{list(value.shape)}, "
+                f"expected {str(spec.dtype).removeprefix('torch.')}{list(shape)}"
+            )

@@ -1,0 +1,174 @@
+"""Which blocks of a stage its AuxNet keeps, and with how many channels, so that a budget holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from torch import fx
+
+from lpcompile.passes.aux_graph import boundary_values, needed, rewrite, shortcuts, writers
+from lpcompile.passes.channels import ChannelSet, channel_sets
+from lpcompile.passes.residual import Residual, residuals
+from lpcompile.passes.split import Stage, stage_io
+from lpcompile.passes.zeroing import zeroing
+
+SHARES = (1.0, 0.875, 0.75, 0.625, 0.5, 0.4375, 0.375, 0.3125, 0.25, 0.1875, 0.125, 0.0625)  # of a set's channels
+SPARE = 0.08  # of the budget: less than this is not worth another block
+GOOD = 0.85  # of the budget: the first thinned block that uses so much will do
+CANDIDATES = 4  # blocks to try for that
+
+Thinned = dict[str, tuple[int | None, int | None, int | None]]  # a layer's channels: made, taken in, kept apart
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A graph with its dropped blocks gone, and what to cut from the layers that are left."""
+
+    graph: fx.Graph
+    dropped: tuple[Residual, ...]
+    partial: tuple[Residual, ...]  # kept with fewer channels inside
+    thinned: Thinned
+    scales: dict[str, float]  # of a node's cost, by name; 1 where it is not listed
+    cost: float
+    blocks: tuple[Residual, ...] = ()  # all that could be dropped
+    zeroed: tuple[str, ...] = ()
+
+
+class Chooser:
+    """One stage, its blocks and its costs."""
+
+    def __init__(self, stage: Stage, graph: fx.Graph, costs: dict[str, float], limit: float, tied: bool) -> None:
+        self.stage, self.graph, self.costs, self.limit = stage, graph, costs, limit
+        self.values = boundary_values(graph, len(stage_io(stage, True).boundary))
+        self.writing = writers(graph)
+        self.shares = (1.0,) if tied else SHARES
+
+    def cost(self, dropped: Iterable[Residual]) -> float:
+        instead = shortcuts(self.graph, self.stage, dropped)
+        return sum(self.costs.get(n.name, 0.0) for n in needed(self.values, instead, self.writing))
+
+    def attempt(self, dropped: Sequence[Residual], thinnable: Sequence[Residual] | None) -> Choice:
+        """The widest form within the limit, or the thinnest there is. Channels go from the branches of `thinnable`
+        alone, or, without it, from everywhere."""
+        made = rewrite(self.graph, self.stage, self.values, dropped)
+        sets = channel_sets(made, self.stage) if len(self.shares) > 1 else []
+        if thinnable is not None:
+            inside = {n.name for block in thinnable for n in block.inside}
+            sets = [s for s in sets if all(n.name in inside for n in s.nodes)]
+        for share in self.shares if sets else (1.0,):
+            thinned, scales = _thin(sets, share)
+            cost = sum(self.costs.get(n.name, 0.0) * scales.get(n.name, 1.0) for n in made.nodes)
+            if cost <= self.limit:
+                break
+        partial = tuple(thinnable or ()) if thinned else ()
+        return Choice(made, tuple(dropped), partial, thinned, scales, cost)
+
+    def learns(self, choice: Choice) -> bool:
+        for node in choice.graph.nodes:
+            if node.op == "call_module":
+                if next(self.stage.get_submodule(str(node.target)).parameters(), None) is not None:
+                    return True
+            elif node.op == "get_attr" and str(node.target) in dict(self.stage.named_parameters()):
+                return True
+        return False
+
+
+def choose(
+    stage: Stage, graph: fx.Graph, costs: dict[str, float], budget: float, *, tied: bool, init: str
+) -> Choice | None:
+    """The blocks to keep within `budget` of the stage's cost; None where the stage has no block that can be dropped."""
+    total = sum(costs.get(n.name, 0.0) for n in graph.nodes)
+    chooser = Chooser(stage, graph, costs, budget * total, tied)
+    blocks = [b for b in residuals(graph, stage) if _droppable(b, chooser.writing)]
+    consistent = init == "consistent"
+    zeros = {b: zeroing(b, stage) for b in blocks} if consistent else {}
+    if consistent:
+        blocks = [b for b in blocks if zeros[b] is not None]
+    plain, changing = [b for b in blocks if b.keeps], [b for b in blocks if not b.keeps]
+    if not blocks:
+        return None
+    if chooser.cost(plain) <= chooser.limit:
+        found = _deepest(chooser, plain)
+    else:
+        found = _thinnest(chooser, plain, changing, everywhere=not consistent)
+    if not chooser.learns(found):
+        found = _one_block(chooser, found, blocks)
+    gone = {name for b in (*found.dropped, *found.partial) for name in zeros.get(b) or ()}
+    return replace(found, blocks=tuple(blocks), zeroed=tuple(sorted(gone)))
+
+
+def _deepest(chooser: Chooser, plain: list[Residual]) -> Choice:
+    """As many whole blocks as fit, evenly spread, and one more with fewer channels from what is left."""
+    groups = list(dict.fromkeys(b.group for b in plain))
+    kept: list[str] = []
+    for count in range(1, len(groups) + 1):
+        wanted = even(groups, count)
+        if chooser.cost([b for b in plain if b.group not in wanted]) > chooser.limit:
+            break
+        kept = wanted
+    dropped = [b for b in plain if b.group not in kept]
+    best = chooser.attempt(dropped, [])
+    if not dropped or chooser.limit - best.cost <= SPARE * chooser.limit:
+        return best
+    for name in by_distance(groups, kept)[:CANDIDATES]:
+        extra = [b for b in dropped if b.group == name]
+        for part in [extra, *([b] for b in extra)] if len(extra) > 1 else [extra]:
+            tried = chooser.attempt([b for b in dropped if b not in part], part)
+            if best.cost < tried.cost <= chooser.limit:
+                best = tried
+        if best.cost >= GOOD * chooser.limit:
+            break
+    return best
+
+
+def _thinnest(chooser: Chooser, plain: list[Residual], changing: list[Residual], everywhere: bool) -> Choice:
+    """All blocks that keep the shape are gone and it is still too much: fewer channels, then no branches either."""
+    weigh = {b: sum(chooser.costs.get(n.name, 0.0) for n in b.inside) for b in changing}
+    order = sorted(changing, key=lambda b: -weigh[b])
+    for count in range(len(order) + 1):
+        found = chooser.attempt([*plain, *order[:count]], None if everywhere else order[count:])
+        if found.cost <= chooser.limit:
+            break
+    return found
+
+
+def _one_block(chooser: Chooser, found: Choice, blocks: list[Residual]) -> Choice:
+    """Something must learn: the cheapest block, as thin as it gets, whatever the budget says."""
+    tried = [chooser.attempt([b for b in found.dropped if b is not block], [block]) for block in blocks]
+    able = [t for t in tried if chooser.learns(t)]
+    return min(able, key=lambda t: t.cost) if able else found
+
+
+def even(items: Sequence[str], count: int) -> list[str]:
+    """`count` of the items, evenly spread."""
+    return [items[int((i + 0.5) * len(items) / count)] for i in range(count)]
+
+
+def by_distance(items: Sequence[str], taken: Sequence[str]) -> list[str]:
+    """The items that are not taken, those farthest from the taken ones (and from the ends) first."""
+    at = [-1, *(i for i, item in enumerate(items) if item in taken), len(items)]
+    free = [i for i in range(len(items)) if i not in at]
+    return [items[i] for i in sorted(free, key=lambda i: -min(abs(i - j) for j in at))]
+
+
+def _droppable(block: Residual, writing: dict[object, list[fx.Node]]) -> bool:
+    """Not where the sum is written into later: the write would go into the stream."""
+    return not any(block.node < w for w in writing.get(block.node.meta.get("storage"), []))
+
+
+def _thin(sets: list[ChannelSet], share: float) -> tuple[Thinned, dict[str, float]]:
+    thinned: Thinned = {}
+    scales: dict[str, float] = {}
+    for group in sets:
+        channels = group.thinned(share)
+        if channels == group.channels:
+            continue
+        for place, nodes in enumerate((group.makers, group.takers, group.between)):
+            for node in nodes:
+                scales[node.name] = scales.get(node.name, 1.0) * channels / group.channels
+                if node.op == "call_module":
+                    now = list(thinned.get(str(node.target), (None, None, None)))
+                    now[place] = channels
+                    thinned[str(node.target)] = (now[0], now[1], now[2])
+    return thinned, scales

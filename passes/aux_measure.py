@@ -1,0 +1,118 @@
+"""How long an AuxNet takes beside its stage, and the budget that makes the measured share what was asked for."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from lpcompile.passes.auxnet import AuxNet
+from lpcompile.passes.graph_module import TwoModeModule
+from lpcompile.passes.measure import Clock
+from lpcompile.passes.split import Stage, stage_io
+from lpcompile.passes.untouched import untouched
+
+ROUNDS = 4  # derivations at most
+CLOSE = (0.92, 1.06)  # measured share over the one asked for: close enough
+REPEATS = 5
+
+
+@dataclass(frozen=True)
+class Share:
+    """Medians of forward and backward, as a share of the stage's."""
+
+    forward: float
+    backward: float
+    total: float
+
+
+def boundary_inputs(stages: Sequence[Stage], tensors: list[torch.Tensor]) -> list[list[torch.Tensor]]:
+    """What each stage is called with when the stages run one after another."""
+    found, lam = [], list[torch.Tensor]()
+    with torch.no_grad():
+        for stage in stages:
+            io = stage_io(stage)
+            found.append([*lam, *(tensors[i] for i in io.inputs)])
+            result = stage(*found[-1])
+            values = result if isinstance(result, tuple) else (result,)
+            lam = [v.detach().clone() for v in values[: len(io.boundary)]]
+    return found
+
+
+def measure_share(
+    stage: Stage, aux: AuxNet, stage_inputs: Sequence[torch.Tensor], aux_inputs: Sequence[torch.Tensor]
+) -> Share:
+    """Steps of the stage and of the AuxNet in turn, so that noise falls on both alike."""
+    clock = Clock(next((p.device for p in stage.parameters()), torch.device("cpu")))
+    both: list[list[tuple[float, float]]] = [[], []]
+    with untouched(stage), untouched(aux), torch.enable_grad():
+        stage._lp_use_mode(True)
+        for turn in range(REPEATS + 1):
+            for times, module, inputs in zip(both, (stage, aux), (stage_inputs, aux_inputs), strict=True):
+                for _ in range(1 if module is stage else 3):
+                    taken = _step(module, inputs, clock, gradients=module is stage)
+                    if turn:
+                        times.append(taken)
+    medians = [[statistics.median(t[i] for t in times) for i in (0, 1)] for times in both]
+    (forward, backward), (aux_forward, aux_backward) = medians
+    return Share(
+        aux_forward / (forward or 1.0),
+        aux_backward / (backward or 1.0),
+        (aux_forward + aux_backward) / ((forward + backward) or 1.0),
+    )
+
+
+def _step(module: TwoModeModule, inputs: Sequence[torch.Tensor], clock: Clock, gradients: bool) -> tuple[float, float]:
+    """ms of forward and backward. A stage's backward goes on to its input; an AuxNet's ends at its own parameters."""
+    leaves = [t.detach().requires_grad_(gradients and t.is_floating_point()) for t in inputs]
+    start = clock.stamp()
+    result = module(*leaves)
+    middle = clock.stamp()
+    values = [v for v in (result if isinstance(result, tuple) else (result,)) if v.requires_grad]
+    ones = [torch.ones_like(v) for v in values]
+    begin = clock.stamp()
+    if values:
+        torch.autograd.backward(values, ones)
+    end = clock.stamp()
+    _drop_gradients(module)
+    return clock.ms(start, middle), clock.ms(begin, end)
+
+
+def _drop_gradients(module: nn.Module) -> None:
+    for parameter in module.parameters():
+        parameter.grad = None
+
+
+def calibrate(
+    budget: float, make: Callable[[float], AuxNet], measure: Callable[[AuxNet], Share]
+) -> tuple[AuxNet, float, Share]:
+    """Derive, measure, correct the budget, derive again, until the measured share is close to the one asked for.
+
+    Returns the best AuxNet, the budget it was derived with, and its measured share.
+    """
+    asked = budget
+    tried: list[tuple[float, AuxNet, float, Share]] = []
+    for _ in range(ROUNDS):
+        aux = make(asked)
+        if any(_same(aux, before) for _, before, _, _ in tried):
+            break
+        share = measure(aux)
+        ratio = share.total / budget if budget else 1.0
+        tried.append((_distance(ratio), aux, asked, share))
+        if CLOSE[0] <= ratio <= CLOSE[1]:
+            break
+        asked = min(1.0, asked * min(4.0, max(0.25, 1 / max(ratio, 1e-6))))
+    _, aux, asked, share = min(tried, key=lambda t: t[0])
+    return aux, asked, share
+
+
+def _distance(ratio: float) -> float:
+    """Above the budget counts more than below it."""
+    return 3 * (ratio - 1) if ratio > 1 else 1 - ratio
+
+
+def _same(a: AuxNet, b: AuxNet) -> bool:
+    return (a.record.kept, a.record.thinned, a.record.dropped) == (b.record.kept, b.record.thinned, b.record.dropped)

@@ -1,0 +1,195 @@
+"""AuxNets: for each stage but the last a small network from its input to its output, derived from the stage itself.
+
+>>> aux = derive(stage, budget=0.1)
+>>> lam_next = aux(lam)                # called just as the stage is
+>>> aux.record                         # what was kept, dropped and thinned
+
+Residual blocks that keep the shape are dropped, evenly, until the rest costs no more than `budget` of the stage; what
+is left of the budget goes to one more block with fewer channels inside. Where that is not enough, channels are thinned
+in all that is left, then branches beside a projection go. A stage without residual blocks gets an adapter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from lpcompile.errors import UsageError
+from lpcompile.passes.adapter import Adapter, possible
+from lpcompile.passes.aux_check import Mismatch, fake_run
+from lpcompile.passes.aux_choice import Choice, choose
+from lpcompile.passes.aux_graph import boundary_values, rewrite
+from lpcompile.passes.aux_modules import INITS, layers, refresh
+from lpcompile.passes.channels import thin
+from lpcompile.passes.graph_module import TwoModeModule
+from lpcompile.passes.split import Stage, StageIO, stage_io
+
+FORMS = ("derived", "tied")
+SEED = 1  # of fresh weights: the same on every rank, whatever the user's generators do
+
+
+@dataclass(frozen=True)
+class AuxRecord:
+    """What an AuxNet was made of."""
+
+    kind: str  # "derived", "tied", "adapter" or "user"
+    init: str
+    kept: tuple[str, ...] = ()  # blocks by name
+    dropped: tuple[str, ...] = ()
+    thinned: tuple[str, ...] = ()  # blocks or layers with fewer channels
+    zeroed: tuple[str, ...] = ()  # parameters of the model that must start at zero
+    forward_share: float = 0.0  # of the stage's forward cost, estimated
+    backward_share: float = 0.0
+
+
+class AuxNet(TwoModeModule):
+    """`aux(*lams, *inputs)` gives the tensors of the next boundary; the same arguments as its stage takes."""
+
+    _lp_io: dict[bool, StageIO]
+    _lp_record: AuxRecord
+
+    @property
+    def record(self) -> AuxRecord:
+        return self._lp_record
+
+    def _lp_set_record(self, record: AuxRecord) -> None:
+        self.__dict__["_lp_record"] = self._lp_notes["_lp_record"] = record  # in the notes, so that copies have it
+
+
+def aux_io(aux: AuxNet) -> StageIO:
+    return aux._lp_io[True]
+
+
+def derive(
+    stage: Stage,
+    *,
+    budget: float = 0.1,
+    costs: Mapping[str, tuple[float, float]] | None = None,
+    form: str = "derived",
+    init: str = "fresh",
+    seed: int = 0,
+) -> AuxNet:
+    """The AuxNet of a stage. `costs` gives (forward, backward) of its nodes by name; without them FLOPs count.
+
+    The model does not change. For a consistent start, `record.zeroed` names the parameters that must be set to zero;
+    `take_weights` then gives the AuxNet the model's weights.
+    """
+    if form not in FORMS:
+        raise UsageError(f"aux={form!r} is not one of {', '.join(FORMS)}")
+    if init not in INITS:
+        raise UsageError(f"aux_init={init!r} is not one of {', '.join(INITS)}")
+    graph = stage._lp_graphs[True]
+    prices = {n.name: (costs or {}).get(n.name) or _flops(n) for n in graph.nodes}
+    total = (sum(f for f, _ in prices.values()) or 1.0, sum(b for _, b in prices.values()) or 1.0)
+    choice = choose(stage, graph, {n: f + b for n, (f, b) in prices.items()}, budget, tied=form == "tied", init=init)
+    if choice is not None:
+        aux = _built(stage, choice, form, init, seed)
+        parts = [prices.get(n.name, (0.0, 0.0)) for n in choice.graph.nodes]
+        scales = [choice.scales.get(n.name, 1.0) for n in choice.graph.nodes]
+        spent = [sum(p[i] * s for p, s in zip(parts, scales, strict=True)) for i in (0, 1)]
+        if _fits(aux):
+            return _recorded(aux, _record(choice, form, init), spent[0] / total[0], spent[1] / total[1])
+    aux = _adapted(stage, graph, budget, seed)
+    flops = fake_run(aux, aux_io(aux).boundary).flops
+    whole = sum(_flops(n)[0] for n in graph.nodes) or 1.0
+    return _recorded(aux, AuxRecord("adapter", "fresh"), flops / whole, flops / whole)
+
+
+def _flops(node: fx.Node) -> tuple[float, float]:
+    if node.op in ("placeholder", "output", "get_attr"):
+        return 0.0, 0.0
+    return float(node.meta.get("flops", 0)), float(node.meta.get("backward_flops", 0))
+
+
+def _built(stage: Stage, choice: Choice, form: str, init: str, seed: int) -> AuxNet:
+    found = layers(stage, choice.graph, tied=form == "tied")
+    for name, (makes, takes, keeps) in choice.thinned.items():
+        thin(found[name], makes, takes, keeps)
+    if init == "fresh" and form != "tied":
+        with torch.random.fork_rng(devices=_cuda(stage)):
+            torch.manual_seed(SEED + seed)
+            refresh(found.values())
+    return assemble(stage, choice.graph, found)
+
+
+def _adapted(stage: Stage, graph: fx.Graph, budget: float, seed: int) -> AuxNet:
+    """Nothing can be dropped: an adapter for each tensor of the boundary that is more than handed on."""
+    io = stage_io(stage, True)
+    values = boundary_values(graph, len(io.boundary))
+    flops = budget * sum(_flops(n)[0] for n in graph.nodes)
+    device = next((t.device for t in (*stage.parameters(), *stage.buffers())), torch.device("cpu"))
+    made: dict[str, nn.Module] = {}
+    instead: dict[fx.Node, tuple[fx.Node, Callable[[fx.Graph, fx.Node], fx.Node]]] = {}
+    for i, (value, spec) in enumerate(zip(values, io.boundary, strict=True)):
+        source = _source(value)
+        if value.op != "placeholder" and source is not None and possible(source.meta["spec"], spec):
+            adapter = Adapter(f"adapter_{seed}_{i}", source.meta["spec"], spec, flops, device, made)
+            instead[value] = (source, adapter.connect)
+    with torch.random.fork_rng(devices=_cuda(stage)):
+        torch.manual_seed(SEED + seed)
+        rewritten = rewrite(graph, stage, values, (), instead)
+    return assemble(stage, rewritten, layers(stage, rewritten, given=made))
+
+
+def _source(value: fx.Node) -> fx.Node | None:
+    """The tensor that an adapter starts from: the largest float input that `value` is made of, or, where there are
+    only ids, the first float made of them (an embedding)."""
+    found: dict[fx.Node, None] = {}
+    pending = [value]
+    while pending:
+        node = pending.pop()
+        if node not in found:
+            found[node] = None
+            pending += node.all_input_nodes
+    floats = sorted(n for n in found if n is not value and n.op != "get_attr" and _batched_float(n))
+    inputs = [n for n in floats if n.op == "placeholder"]
+    return max(inputs, key=lambda n: n.meta["spec"].nbytes) if inputs else next(iter(floats), None)
+
+
+def _batched_float(node: fx.Node) -> bool:
+    spec = node.meta.get("spec")
+    return spec is not None and possible(spec, spec)
+
+
+def assemble(stage: Stage, graph: fx.Graph, found: dict[str, Any]) -> AuxNet:
+    """An AuxNet module in training mode that takes what the stage takes."""
+    io = stage_io(stage, True)
+    io = StageIO(io.lams, io.inputs, io.boundary, ())
+    aux = AuxNet({True: graph, False: graph}, f"AuxNet_{stage._lp_name}", _lp_io={True: io, False: io})
+    aux._lp_fill(stage, found)
+    return aux
+
+
+def _fits(aux: AuxNet) -> bool:
+    try:
+        fake_run(aux, aux_io(aux).boundary)
+    except Mismatch:
+        return False
+    return True
+
+
+def _record(choice: Choice, form: str, init: str) -> AuxRecord:
+    names = list(dict.fromkeys(b.group for b in choice.blocks))
+    left = {b.group for b in choice.blocks if b not in choice.dropped}
+    cut = [f"{name} ({sizes[0]} channels)" for name, sizes in choice.thinned.items() if sizes[0] is not None]
+    return AuxRecord(
+        form,
+        "tied" if form == "tied" and init != "consistent" else init,
+        kept=tuple(n for n in names if n in left),
+        dropped=tuple(n for n in names if n not in left),
+        thinned=tuple(cut),
+        zeroed=choice.zeroed,
+    )
+
+
+def _recorded(aux: AuxNet, record: AuxRecord, forward: float, backward: float) -> AuxNet:
+    aux._lp_set_record(replace(record, forward_share=forward, backward_share=backward))
+    return aux
+
+
+def _cuda(stage: nn.Module) -> Sequence[torch.device]:
+    return list({p.device for p in stage.parameters() if p.device.type == "cuda"})
