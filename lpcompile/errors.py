@@ -32,5 +32,13 @@ class UsageError(LpError):
     """An argument is wrong: a bad name, a bad value, a missing package."""
 
 
+class ScheduleError(LpError):
+    """A schedule that would hang, or use what is not there."""
+
+
+class TrainingError(LpError):
+    """Training cannot go on: values are not finite, a boundary collapsed, ranks do not agree."""
+
+
 class EmitError(LpError):
     """A program cannot be written as code, or a folder is not what `emit` wrote."""

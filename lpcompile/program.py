@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import nn
@@ -14,9 +14,13 @@ from lpcompile.passes.auxnet import AuxNet
 from lpcompile.passes.batch import Different, same_graph
 from lpcompile.passes.capture import Captured
 from lpcompile.passes.gate import staged
+from lpcompile.passes.signature import example_call
 from lpcompile.passes.split import Stage
 from lpcompile.passes.tree import flatten
 from lpcompile.plan import Plan
+
+if TYPE_CHECKING:
+    from lpcompile.runtime.trainer import Trainer
 
 
 class Compiled(NamedTuple):
@@ -141,6 +145,17 @@ class Program(nn.Module):
             for stage in compiled.stages:
                 stage._lp_use_mode(mode)
         return self
+
+    def flat_inputs(self, x: Any) -> list[torch.Tensor]:
+        """The tensors of a call, in the order that stages name them: x is a tensor, a tuple of arguments or a dict."""
+        args, kwargs = example_call(self.module, x, None)
+        return self.captured._lp.signature.flat(args, kwargs)
+
+    def trainer(self, loss_fn: Callable[[Any, Any], torch.Tensor], **options: Any) -> Trainer:
+        """Train this program: see `lpcompile.runtime.trainer.Trainer`."""
+        from lpcompile.runtime.trainer import Trainer
+
+        return Trainer(self, loss_fn, **options)
 
     def __reduce__(self) -> Any:
         raise TypeError("a Program is made, not stored: save program.state_dict(), program.plan or single stages")

@@ -12,29 +12,18 @@ masks). Cheap values that several stages need are made again in each of them.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import fx, nn
 
+from lpcompile.io import StageIO as StageIO
 from lpcompile.passes.batch import symbol
 from lpcompile.passes.calls import batch_of, device_of
 from lpcompile.passes.capture import Captured
 from lpcompile.passes.cuts import Cut
 from lpcompile.passes.graph_module import TwoModeModule, install
 from lpcompile.passes.liveness import liveness
-from lpcompile.passes.spec import TensorSpec
-
-
-@dataclass(frozen=True)
-class StageIO:
-    """What a stage takes and gives in one mode, in the order of its forward's arguments and results."""
-
-    lams: tuple[TensorSpec, ...]  # from the boundary before it
-    inputs: tuple[int, ...]  # the model inputs it takes itself, by position
-    boundary: tuple[TensorSpec, ...]  # to the boundary after it
-    outputs: tuple[int, ...]  # the model outputs it gives, by position
 
 
 class Stage(TwoModeModule):

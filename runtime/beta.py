@@ -1,0 +1,101 @@
+"""β over time: how much the penalty weighs.
+
+>>> parse(1.0)                                    # constant
+>>> parse({0: 0.5, 1000: 1.0, 4000: 3.0})         # from these steps on
+>>> exponential(0.5, 3.0, steps=5000)             # smoothly
+>>> adaptive(0.5, target=0.05, most=10.0)         # up while the violation is above the target, down while below
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from lpcompile.errors import UsageError
+
+START, END, STEPS = 0.5, 3.0, 2000  # the default: a small β at first, or λ = X = constant is the easiest way out
+
+
+@dataclass(frozen=True)
+class Beta:
+    """β at a step, for one boundary. `kind` says which of the other fields count."""
+
+    kind: str
+    start: float = 1.0
+    end: float = 1.0
+    steps: int = 0  # 0: as long as training lasts, where that is known
+    table: tuple[tuple[int, float], ...] = ()
+    target: float = 0.0
+    rate: float = 0.01
+
+    def at(self, step: int, total: int | None) -> float:
+        if self.kind == "constant":
+            return self.start
+        if self.kind == "steps":
+            return next((value for first, value in reversed(self.table) if step >= first), self.table[0][1])
+        share = min(1.0, step / (self.steps or total or STEPS))
+        return float(self.start * (self.end / self.start) ** share)
+
+
+@dataclass
+class BetaState:
+    """β of one boundary as training goes on; every rank that needs it sees the same violations in the same order."""
+
+    rule: Beta
+    total: int | None = None
+    now: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.now = self.rule.start
+
+    def use(self, rule: Beta, total: int | None) -> None:
+        """Go on by another rule; by the same one from where it is."""
+        if rule != self.rule:
+            self.rule, self.now = rule, rule.start
+        self.total = total
+
+    def at(self, step: int) -> float:
+        return self.now if self.rule.kind == "adaptive" else self.rule.at(step, self.total)
+
+    def saw(self, violation: float) -> None:
+        if self.rule.kind == "adaptive":
+            factor = 1 + self.rule.rate if violation > self.rule.target else 1 / (1 + self.rule.rate)
+            self.now = min(max(self.now * factor, self.rule.start / 10), self.rule.end)
+
+
+def constant(value: float) -> Beta:
+    return Beta("constant", _positive(value))
+
+
+def exponential(start: float = START, end: float = END, steps: int = 0) -> Beta:
+    return Beta("exponential", _positive(start), _positive(end), steps)
+
+
+def adaptive(start: float = START, *, target: float = 0.05, most: float = 10.0, rate: float = 0.01) -> Beta:
+    return Beta("adaptive", _positive(start), _positive(most), target=_positive(target), rate=_positive(rate))
+
+
+def parse(given: Any) -> Beta:
+    """A Beta from what users write."""
+    if isinstance(given, Beta):
+        return given
+    if given is None or given == "rising":
+        return exponential()
+    if given == "adaptive":
+        return adaptive()
+    if isinstance(given, Mapping) and given:
+        table = tuple(sorted((int(step), _positive(value)) for step, value in given.items()))
+        return Beta("steps", table[0][1], table=table)
+    if isinstance(given, (int, float)) and not isinstance(given, bool):
+        return constant(given)
+    raise UsageError(
+        f"beta={given!r} is not a number, a dict of steps, 'rising', 'adaptive', "
+        f"or one of lpcompile.runtime.beta.constant, exponential, adaptive"
+    )
+
+
+def _positive(value: Any) -> float:
+    if not isinstance(value, (int, float)) or not value > 0:
+        raise UsageError(f"β and its rates are positive numbers, not {value!r}")
+    return float(value)

@@ -1,0 +1,225 @@
+"""The machinery under the trainer: who is in the team, which schedule runs, and playing it step by step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from lpcompile.runtime import handshake, state
+from lpcompile.runtime.comm import Distributed, Local
+from lpcompile.runtime.executor import Op, prepare, run, take_turns
+from lpcompile.runtime.methods import Method, ScheduleOptions, get_method
+from lpcompile.runtime.methods.method import hosts_of
+from lpcompile.runtime.settings import Settings, settings
+from lpcompile.runtime.team import Factory, add_auxnets, add_kappanet, aux_nets, make_worker
+from lpcompile.runtime.worker import Net, Worker
+from lpcompile.schedule import Schedule
+from lpcompile.verify import verify
+
+if TYPE_CHECKING:
+    from lpcompile.program import Program
+
+SAMPLES, MICRO = 8, 4  # by default at most so many micro-batches, of at least so many samples
+Prepared = tuple[Schedule, dict[int, tuple[Op, ...]]]
+
+
+class Engine:
+    """A program set up for training: workers, optimizers, transport, and the verified schedule of the method.
+
+    `target` is the method that was asked for, `method` the one that runs now (a warm-up, perhaps).
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        loss_fn: Callable[[Any, Any], Tensor],
+        *,
+        optimizer: Factory,
+        aux_optimizer: Factory | None = None,
+        scheduler: Callable[[Any], Any] | None = None,
+        method: str | None = None,
+        auxnets: Sequence[nn.Module] | None = None,
+        kappanets: Sequence[nn.Module] | None = None,
+        device: torch.device | str | None = None,
+        trace: bool = False,
+        **options: Any,
+    ) -> None:
+        self.program, self.loss_fn, self.settings, self.plan = program, loss_fn, settings(options), program.plan
+        self._optimizer, self._aux_optimizer, self._scheduler = optimizer, aux_optimizer or optimizer, scheduler
+        self._given = (auxnets, kappanets)
+        self.target = get_method(method or self.plan.method)  # what is asked for; `method` is what runs now
+        self.device = handshake.own_device(_device(program.module), device)
+        self.distributed = self.plan.K > 1 and handshake.in_torchrun()
+        self.rank = handshake.join(self.plan.K, self.device) if self.distributed else 0
+        self.transport: Distributed | Local = Distributed(self.device) if self.distributed else Local()
+        if isinstance(self.transport, Distributed):
+            self.transport.prepare([owners for _, owners in self.plan.tied])
+        if not self.distributed:
+            program.module.to(self.device)
+        for stage in program.stages:
+            stage._lp_refresh()
+            if not stage.training:
+                stage._lp_use_mode(True)
+        if not program.module.training:  # else the user's own choice of layers that stay in evaluation holds
+            program.train()
+        self.steps = 0  # calls of `step`
+        self.slot = self.low = 0  # the next micro-batch's number, and the first one since the last flush
+        self.seen = torch.zeros(0, dtype=torch.bool)  # samples with a stored λ
+        self.schedulers: dict[str, Any] = {}
+        self.auxnets: dict[int, Net] = {}
+        self.violation_at_start: float | None = None
+        self.workers: list[Worker] = []
+        for rank in [self.rank] if self.distributed else range(self.plan.K):
+            w = make_worker(program, rank, loss_fn, optimizer, self.settings, self.transport, self.device)
+            self.workers.append(w)
+        self._begin(self.target)
+        if isinstance(self.transport, Distributed):
+            handshake.compare(self.facts(), self.transport.control)
+            state.share_start(self)
+            state.release_others(self)
+        for w in self.workers if trace else ():
+            w.trace = []
+
+    def _begin(self, target: Method) -> None:
+        """Have what the method needs, and start it, with a warm-up where that is asked for."""
+        s = self.settings
+        if target.aux == "auxnet" and self.plan.K > 1 and not self.auxnets:
+            self.auxnets = aux_nets(self.program, self._given[0], self._recursive(), self._hosts())
+            for w in self.workers:
+                add_auxnets(w, self.auxnets, self._hosts(), self._aux_optimizer)
+        for w in self.workers:
+            if target.name == "lagrangian" and s.kappa == "auxnet" and not w.kappanets:
+                add_kappanet(w, self._given[1], self._aux_optimizer)
+            if self._scheduler is not None:
+                for name, optimizer in w.updater.optimizers().items():
+                    if f"{w.rank} {name}" not in self.schedulers:
+                        self.schedulers[f"{w.rank} {name}"] = self._scheduler(optimizer)
+        warm = self.plan.K > 1 and s.warmup > self.steps and not target.exact
+        self._use(get_method("warmup-stored" if target.aux == "store" else "warmup") if warm else target)
+
+    def _recursive(self) -> bool:
+        """Whether AuxNets start from the model's input: as asked for, or as the program's own were made."""
+        return self.settings.recursive or (self._given[0] is None and self.plan.aux.startswith("recursive"))
+
+    def _hosts(self) -> dict[int, int]:
+        """The plan's choice, but an AuxNet on its stage's own weights runs where they are."""
+        hosts = hosts_of(self.plan, ScheduleOptions())
+        for k, net in self.auxnets.items():
+            ids = {id(p) for p in self.program.stages[k - 1].parameters()}
+            if any(id(p) in ids for p in net.module.parameters()):
+                hosts[k] = k - 1
+        return hosts
+
+    def _use(self, method: Method) -> None:
+        """Make, verify and prepare the method's schedule. Nothing of another one may be under way."""
+        self.method = method
+        self.low = self.slot
+        self.micro = self._micro(method)
+        self.schedule, _ = self._prepared = self._prepare(method)
+        self._exact = self._prepare(get_method("warmup-stored")) if method.name == "penalty-stored" else None
+        for w in self.workers:
+            w.settings = self.settings
+            w.updater.clip = self._clip(method)
+            for beta in w.betas.values():
+                beta.use(self.settings.rule, self.settings.total_steps)
+
+    def _micro(self, method: Method) -> int:
+        if self.settings.micro is not None:
+            return self.settings.micro
+        if method.name != "multiplier" or self.plan.K == 1 or not self.plan.batch_free:
+            return 1
+        return max(1, min(MICRO, (self.plan.batch or 1) // SAMPLES))
+
+    def _clip(self, method: Method) -> float:
+        return self.settings.clip_norm(method.exact or self.plan.K == 1)
+
+    def _prepare(self, method: Method) -> Prepared:
+        s = self.settings
+        clipped = self._clip(method) > 0
+        options = ScheduleOptions(
+            micro=self.micro,
+            lockstep=s.lockstep,
+            recursive=self._recursive(),
+            kappa=s.kappa,
+            hosts=tuple(self._hosts().values()),
+            tied=bool(self.plan.tied),
+            norm=(clipped and (s.clip_scope == "global" or bool(self.plan.tied))) or s.autocast == torch.float16,
+        )
+        schedule = method.schedule(self.plan, options)
+        verify(schedule)
+        return schedule, {w.rank: prepare(schedule, w.rank) for w in self.workers}
+
+    def facts(self) -> dict[str, Any]:
+        """What all ranks must agree on."""
+        from lpcompile import __version__
+
+        return {
+            "lpcompile version": __version__,
+            "torch version": torch.__version__,
+            "shapes and dtypes": [str(s) for b in self.plan.boundaries for s in b.specs],
+            "plan": self.plan.hash,
+            "method": self.target.name,
+            "options": {k: str(v) for k, v in asdict_shallow(self.settings).items()},
+        }
+
+    def _play(self, prepared: Prepared, method: Method, high: int, apply: bool) -> None:
+        """One step of the schedule, for the micro-batches below `high`."""
+        schedule, programs = prepared
+        oldest = self.slot - schedule.lag - self.micro
+        runs = []
+        for w in self.workers:
+            w.method, w.step, w.apply, w.norms = method, self.steps, apply, None
+            w.look = self.steps % self.settings.check_every == 0
+            for old in [n for n in w.batches if n < oldest]:
+                del w.batches[old]
+            runs.append(run(w, self.transport, programs[w.rank], schedule.depth[w.rank], self.slot, self.low, high))
+        with torch.enable_grad():
+            take_turns(self.workers, runs)
+        self.slot += self.micro
+
+    def flush(self) -> None:
+        """Finish what is under way on skewed ranks: after this nothing is in flight and weights are at rest."""
+        end = self.slot
+        while self.low < end and self.slot - end < self.schedule.lag:
+            self._play(self._prepared, self.method, end, apply=True)
+        self.low = self.slot
+        for w in self.workers:
+            w.values.clear()
+            w.batches.clear()
+            w.metrics.clear()
+            w.waited, w.sent = 0.0, 0
+        if isinstance(self.transport, Distributed):
+            self.transport.drain()
+
+    def switch(self, method: str, **options: Any) -> None:
+        """Go on with another method (and other options); parameters, optimizers, AuxNets and stores stay."""
+        self.flush()
+        self.target = get_method(method)
+        self.settings = settings({**asdict_shallow(self.settings), **options})
+        self._begin(self.target)
+
+    def resume_method(self, target: str, method: str) -> None:
+        """Be where a saved run was: with what it aimed at, and what it was doing (a warm-up, perhaps)."""
+        self.target = get_method(target)
+        self._begin(self.target)
+        if self.method.name != method:
+            self._use(get_method(method))
+
+    def gather(self, metrics: dict[str, Any]) -> dict[str, Any]:
+        """What all ranks know together; every rank must call it."""
+        if not isinstance(self.transport, Distributed):
+            return metrics
+        return handshake.merge(metrics, self.transport.control)
+
+
+def asdict_shallow(given: Settings) -> dict[str, Any]:
+    return {f.name: getattr(given, f.name) for f in fields(given)}
+
+
+def _device(module: nn.Module) -> torch.device:
+    found = next((t.device for t in (*module.parameters(), *module.buffers())), None)
+    return found if found is not None else torch.device("cpu")

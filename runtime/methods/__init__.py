@@ -1,0 +1,27 @@
+"""Training methods by name: each a schedule function and its numerics, in a file of its own."""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+
+from lpcompile.errors import UsageError
+from lpcompile.runtime.methods.bp import BP
+from lpcompile.runtime.methods.lagrangian import LAGRANGIAN
+from lpcompile.runtime.methods.method import Method, ScheduleOptions
+from lpcompile.runtime.methods.multiplier import MULTIPLIER
+from lpcompile.runtime.methods.penalty import PENALTY
+from lpcompile.runtime.methods.stored import STORED
+from lpcompile.runtime.methods.warmup import WARMUP, WARMUP_STORED
+
+METHODS = {m.name: m for m in (BP, PENALTY, STORED, LAGRANGIAN, MULTIPLIER)}
+HELPERS = {m.name: m for m in (WARMUP, WARMUP_STORED)}
+
+__all__ = ["HELPERS", "METHODS", "Method", "ScheduleOptions", "get_method"]
+
+
+def get_method(name: str) -> Method:
+    found = METHODS.get(name) or HELPERS.get(name)
+    if found is None:
+        close = get_close_matches(name, METHODS, n=1, cutoff=0.0)
+        raise UsageError(f"there is no method {name!r}; the closest is {close[0]!r}, all are {', '.join(METHODS)}")
+    return found

@@ -1,0 +1,59 @@
+"""`bp`: plain training on K ranks. Exact, and locked: a rank waits for the one below, then for the one above.
+
+Stage k's input is X_k itself; its backward starts from p_{k+1} = ∂loss/∂X_{k+1}: the chain rule, nothing else.
+"""
+
+from __future__ import annotations
+
+from lpcompile.plan import Plan
+from lpcompile.runtime.methods.method import Method, ScheduleOptions, Tensors, Terms, assemble, finish
+from lpcompile.schedule import Builder, Schedule
+
+
+def schedule(plan: Plan, options: ScheduleOptions) -> Schedule:
+    K = plan.K
+
+    def write(b: Builder) -> None:
+        for slot in range(options.micro):
+            post(b, slot, K)
+            forward(b, slot, K)
+            backward(b, slot, K)
+        finish(b, options)
+
+    return assemble("bp", plan, options, write)
+
+
+def post(b: Builder, slot: int, K: int) -> None:
+    if b.rank > 0:
+        b.recv("X", b.rank, slot, b.rank - 1)
+    if b.rank < K - 1:
+        b.recv("p", b.rank + 1, slot, b.rank + 1)
+
+
+def forward(b: Builder, slot: int, K: int) -> None:
+    r = b.rank
+    if r > 0:
+        b.wait("X", r, slot)
+    reads, writes = ([("X", r)] if r > 0 else []), [("graph", r), *([("X", r + 1)] if r < K - 1 else [])]
+    b.do("forward", slot, reads=reads, writes=writes)
+    if r < K - 1:
+        b.send("X", r + 1, slot, r + 1)
+
+
+def backward(b: Builder, slot: int, K: int) -> None:
+    r = b.rank
+    reads = [("graph", r), *([("X", r)] if r > 0 else [])]
+    if r < K - 1:
+        b.wait("p", r + 1, slot)
+        reads.append(("p", r + 1))
+    b.do("backward", slot, reads=reads, writes=[("p", r)] if r > 0 else [])
+    if r > 0:
+        b.send("p", r, slot, r - 1)
+
+
+def adjoint(t: Terms) -> Tensors:
+    """∂loss/∂X_{k+1} = p_{k+1}."""
+    return t.p
+
+
+BP = Method("bp", schedule, adjoint, exact=True)

@@ -1,0 +1,48 @@
+"""`lagrangian`: the augmented Lagrangian with multipliers κ that are kept, per sample or in a small network.
+
+Stage k < K-1 minimises β ψ(λ_{k+1}, X_{k+1}) + κ_{k+1}·X_{k+1}; λ_k follows -(β ∂ψ/∂λ_k + p_k - κ_k);
+κ_k ← κ_k - η/(2β) · ½ ∂ψ/∂λ_k, which for the paper's ψ = |λ - X|² is its κ_k ← κ_k - η/(2β)(λ_k - X_k).
+
+κ is stored for each sample (which forbids random augmentation, as in the paper), or given by a network of λ that
+learns the updated κ: the form that the paper left open.
+"""
+
+from __future__ import annotations
+
+from lpcompile.plan import Plan
+from lpcompile.runtime.methods.method import (
+    Layout,
+    Method,
+    ScheduleOptions,
+    Tensors,
+    Terms,
+    assemble,
+    finish,
+    hosts_of,
+)
+from lpcompile.runtime.methods.penalty import decoupled_slot
+from lpcompile.schedule import Builder, Schedule
+
+
+def schedule(plan: Plan, options: ScheduleOptions) -> Schedule:
+    layout = Layout(plan.K, hosts_of(plan, options), chain=not options.recursive)
+
+    def write(b: Builder) -> None:
+        for slot in range(options.micro):
+            decoupled_slot(b, slot, layout, kappa=options.kappa)
+        finish(b, options)
+
+    return assemble("lagrangian", plan, options, write)
+
+
+def adjoint(t: Terms) -> Tensors:
+    """P_{k+1} = β ∂ψ(λ_{k+1}, X_{k+1})/∂X_{k+1} + κ_{k+1}."""
+    return tuple(kappa - d for d, kappa in zip(t.d, t.kappa, strict=True))
+
+
+def correction(t: Terms) -> Tensors:
+    """β ∂ψ(λ_k, X_k)/∂λ_k + p_k - κ_k."""
+    return tuple(d + p - kappa for d, p, kappa in zip(t.pull, t.p, t.kappa, strict=True))
+
+
+LAGRANGIAN = Method("lagrangian", schedule, adjoint, correction, aux="auxnet")

@@ -1,0 +1,132 @@
+"""`multiplier`: the augmented Lagrangian with its multipliers at their optimum, κ_{k+1} := p_{k+1}.
+
+Stage k descends along p_{k+1} + β ∂ψ/∂X_{k+1}: the true gradient of the loss, taken at λ instead of X. It needs p from
+the rank above, so ranks are skewed by micro-batches: in slot s rank r runs the backward of micro-batch s - (K-1-r) with
+the p that rank r+1 made in the slot before, then the forward of the next one from a λ that is there already.
+
+    slot            s           s+1          s+2            K = 3
+    rank 0    B s-2  F s-1   B s-1  F s    B s   F s+1
+    rank 1    B s-1  F s     B s    F s+1  B s+1 F s+2
+    rank 2    F s    B s     F s+1  B s+1  F s+2 B s+2
+
+Optimizers step between a backward and the next forward, so forward and backward of a micro-batch see the same weights
+and only one graph is alive. An AuxNet learns late, with β ∂ψ/∂λ_k + p_k; its small forward is run again for that.
+With `lockstep` nothing is skewed: backwards wait for each other, as in plain training.
+"""
+
+from __future__ import annotations
+
+from lpcompile.plan import Plan
+from lpcompile.runtime.methods.method import (
+    Layout,
+    Method,
+    ScheduleOptions,
+    Tensors,
+    Terms,
+    assemble,
+    finish,
+    hosts_of,
+)
+from lpcompile.runtime.methods.penalty import correct, correction, decoupled_forward
+from lpcompile.schedule import Builder, Schedule
+
+
+def schedule(plan: Plan, options: ScheduleOptions) -> Schedule:
+    layout = Layout(plan.K, hosts_of(plan, options), chain=not options.recursive)
+
+    def write(b: Builder) -> None:
+        for slot in range(options.micro):
+            if options.lockstep:
+                lockstep_slot(b, slot, layout)
+            elif b.rank == plan.K - 1:
+                last_rank_slot(b, slot, layout, options)
+            else:
+                skewed_slot(b, slot, layout, options)
+        if options.lockstep:
+            finish(b, options)
+
+    return assemble("multiplier", plan, options, write)
+
+
+def lockstep_slot(b: Builder, slot: int, layout: Layout) -> None:
+    r, K = b.rank, layout.K
+    above, below = layout.hosts.get(r) == r, layout.hosts.get(r + 1) == r
+    layout.post_lams(b, slot)
+    if r < K - 1:
+        b.recv("p", r + 1, slot, r + 1)
+    if above:
+        b.recv("X", r, slot, r - 1)
+    waited = layout.make_lams(b, slot)
+    decoupled_forward(b, slot, layout, waited)
+    if r < K - 1 and not below:
+        b.wait("lam", r + 1, slot)
+    _backward(b, slot, layout)
+    if above:
+        _correct_above(b, slot, None)
+    if below:
+        correct(b, slot, r + 1, "distil")
+
+
+def last_rank_slot(b: Builder, slot: int, layout: Layout, options: ScheduleOptions) -> None:
+    r = b.rank
+    above = layout.hosts.get(r) == r
+    layout.post_lams(b, slot)
+    if above:
+        b.recv("X", r, slot, r - 1)
+    waited = layout.make_lams(b, slot, keep=False)
+    decoupled_forward(b, slot, layout, waited)
+    _backward(b, slot, layout)
+    if above:
+        _correct_above(b, slot - 1, layout)
+    if slot == options.micro - 1:
+        finish(b, options)
+
+
+def skewed_slot(b: Builder, slot: int, layout: Layout, options: ScheduleOptions) -> None:
+    r = b.rank
+    delay = layout.K - 1 - r
+    above, below = layout.hosts.get(r) == r, layout.hosts[r + 1] == r
+    layout.post_lams(b, slot)
+    b.recv("p", r + 1, slot + 1 - delay, r + 1)  # rank r+1 makes it in this slot, it is used in the next
+    if above:
+        b.recv("X", r, slot - delay, r - 1)
+    layout.make_lams(b, slot, keep=False)
+    if not below:
+        b.wait("lam", r + 1, slot - delay)
+    _backward(b, slot - delay, layout)
+    if below:
+        correct(b, slot - delay, r + 1, "distil", recompute=layout)
+    if above:
+        _correct_above(b, slot - delay - 1, layout)
+    if slot == options.micro - 1:
+        finish(b, options)
+    there = {r} if layout.chain and below else set()  # waited for when it went into the AuxNet
+    decoupled_forward(b, slot - delay + 1, layout, there)
+
+
+def _backward(b: Builder, slot: int, layout: Layout) -> None:
+    r, K = b.rank, layout.K
+    reads = [("graph", r), *([("lam", r)] if r > 0 else [])]
+    if r < K - 1:
+        b.do("penalize", slot, r + 1, [("lam", r + 1), ("X", r + 1)], [("d", r + 1)])
+        b.wait("p", r + 1, slot)
+        reads += [("d", r + 1), ("p", r + 1)]
+    b.do("backward", slot, reads=reads, writes=[("p", r)] if r > 0 else [])
+    if r > 0:
+        b.send("p", r, slot, r - 1)
+
+
+def _correct_above(b: Builder, slot: int, recompute: Layout | None) -> None:
+    """Rank r makes λ_r and has p_r; X_r has come from below."""
+    r = b.rank
+    b.wait("X", r, slot)
+    b.do("penalize", slot, r, [("lam", r), ("X", r)], [("d", r)])
+    correct(b, slot, r, "distil", recompute=recompute)
+
+
+def adjoint(t: Terms) -> Tensors:
+    """p_{k+1} + β ∂ψ(λ_{k+1}, X_{k+1})/∂X_{k+1}."""
+    return tuple(p - d for d, p in zip(t.d, t.p, strict=True))
+
+
+MULTIPLIER = Method("multiplier", schedule, adjoint, correction, aux="auxnet")

@@ -1,0 +1,118 @@
+"""`penalty`: Algorithm 1 of the paper. Every stage starts at once from λ and pays β ψ(λ, X) for not meeting it.
+
+Stage k < K-1 minimises β ψ(λ_{k+1}, X_{k+1}), the last the user's loss; λ_k follows -(β ∂ψ/∂λ_k + p_k), and its
+AuxNet learns that by one backward with the same gradient (κ ≡ 0 in the augmented Lagrangian).
+
+With `recursive`, λ_k comes straight from the model's input (ReAuxNet), so that no AuxNet waits for another.
+"""
+
+from __future__ import annotations
+
+from lpcompile.plan import Plan
+from lpcompile.runtime.methods.method import (
+    Layout,
+    Method,
+    ScheduleOptions,
+    Tensors,
+    Terms,
+    assemble,
+    finish,
+    hosts_of,
+)
+from lpcompile.schedule import Builder, Schedule
+
+
+def schedule(plan: Plan, options: ScheduleOptions) -> Schedule:
+    layout = Layout(plan.K, hosts_of(plan, options), chain=not options.recursive)
+
+    def write(b: Builder) -> None:
+        for slot in range(options.micro):
+            decoupled_slot(b, slot, layout)
+        finish(b, options)
+
+    return assemble("penalty", plan, options, write)
+
+
+def decoupled_slot(b: Builder, slot: int, layout: Layout, *, stored: bool = False, kappa: str = "") -> None:
+    """One micro-batch of a decoupled method: λ, then forward and backward, then what λ and κ learn from it.
+
+    stored: λ per sample instead of AuxNets. kappa: "", "stored" or "auxnet" (which reads λ).
+    """
+    r, hosts = b.rank, layout.hosts
+    above, below = hosts.get(r) == r, hosts.get(r + 1) == r  # this rank makes λ_r; λ_{r+1}
+    layout.post_lams(b, slot)
+    if below:
+        b.recv("p", r + 1, slot, r + 1)
+    if above:
+        b.recv("X", r, slot, r - 1)
+        if kappa:
+            b.recv("kappa", r, slot, r - 1)
+    waited = layout.make_lams(b, slot, "recall" if stored else "aux_forward", keep=not stored)
+    decoupled_forward(b, slot, layout, waited)
+    decoupled_backward(b, slot, layout, kappa)
+    learn = "store" if stored else "distil"
+    if above:
+        b.wait("X", r, slot)
+        b.do("penalize", slot, r, [("lam", r), ("X", r)], [("d", r)])
+        if kappa:
+            b.wait("kappa", r, slot)
+        correct(b, slot, r, learn, bool(kappa))
+    if below:
+        b.wait("p", r + 1, slot)
+        correct(b, slot, r + 1, learn, bool(kappa))
+    if kappa and r < layout.K - 1:
+        b.do("multiply", slot, r + 1, [("lam", r + 1), ("X", r + 1), ("kappa", r + 1)])
+
+
+def decoupled_forward(b: Builder, slot: int, layout: Layout, waited: set[int]) -> None:
+    """The stage's forward from λ, and X on its way to a rank that makes λ above the boundary."""
+    r, K = b.rank, layout.K
+    if r > 0 and layout.hosts[r] != r and r not in waited:
+        b.wait("lam", r, slot)
+    reads, writes = ([("lam", r)] if r > 0 else []), [("graph", r), *([("X", r + 1)] if r < K - 1 else [])]
+    b.do("forward", slot, reads=reads, writes=writes)
+    if r < K - 1 and layout.hosts[r + 1] == r + 1:
+        b.send("X", r + 1, slot, r + 1)
+
+
+def decoupled_backward(b: Builder, slot: int, layout: Layout, kappa: str) -> None:
+    """The stage's backward from the loss, or from its penalty (and κ) at the boundary above; p on its way down."""
+    r, hosts = b.rank, layout.hosts
+    reads = [("graph", r), *([("lam", r)] if r > 0 else [])]
+    if r < layout.K - 1:
+        if hosts[r + 1] != r:
+            b.wait("lam", r + 1, slot)
+        b.do("penalize", slot, r + 1, [("lam", r + 1), ("X", r + 1)], [("d", r + 1)])
+        reads.append(("d", r + 1))
+        if kappa:
+            b.do("kappa", slot, r + 1, [("lam", r + 1)] if kappa == "auxnet" else [], [("kappa", r + 1)])
+            reads.append(("kappa", r + 1))
+            if hosts[r + 1] != r:
+                b.send("kappa", r + 1, slot, r + 1)
+    b.do("backward", slot, reads=reads, writes=[("p", r)] if r > 0 else [])
+    if r > 0 and hosts[r] != r:
+        b.send("p", r, slot, r - 1)
+
+
+def correct(b: Builder, slot: int, k: int, learn: str, kappa: bool = False, recompute: Layout | None = None) -> None:
+    """The correction of λ_k, and its AuxNet (or store) learning it; the AuxNet runs again where its graph is gone."""
+    b.do("correct", slot, k, [("d", k), ("p", k), *([("kappa", k)] if kappa else [])], [("g", k)])
+    if learn == "store":
+        b.do("store", slot, k, [("g", k), ("lam", k), ("X", k)])
+    elif recompute is None:
+        b.do("distil", slot, k, [("g", k), ("aux", k)])
+    else:
+        b.do("distil", slot, k, [("g", k), *([("lam", k - 1)] if recompute.chain and k > 1 else [])])
+
+
+def adjoint(t: Terms) -> Tensors:
+    """P_{k+1} = β ∂ψ(λ_{k+1}, X_{k+1})/∂X_{k+1}."""
+    return tuple(-d for d in t.d)
+
+
+def correction(t: Terms) -> Tensors:
+    """β ∂ψ(λ_k, X_k)/∂λ_k + p_k."""
+    return tuple(d + p for d, p in zip(t.pull, t.p, strict=True))
+
+
+PENALTY = Method("penalty", schedule, adjoint, correction, aux="auxnet")

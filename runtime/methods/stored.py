@@ -1,0 +1,26 @@
+"""`penalty-stored`: the paper's baseline. λ of every sample is kept and corrected in place; there are no AuxNets.
+
+λ_k ← λ_k - η(β ∂ψ/∂λ_k + p_k) for each sample of the batch. The first time a sample is seen, the step is exact and its
+λ becomes X. Augmentation must not change from epoch to epoch, for λ belongs to one input.
+"""
+
+from __future__ import annotations
+
+from lpcompile.plan import Plan
+from lpcompile.runtime.methods.method import Layout, Method, ScheduleOptions, assemble, finish, hosts_of
+from lpcompile.runtime.methods.penalty import adjoint, correction, decoupled_slot
+from lpcompile.schedule import Builder, Schedule
+
+
+def schedule(plan: Plan, options: ScheduleOptions) -> Schedule:
+    layout = Layout(plan.K, hosts_of(plan, options), chain=False)
+
+    def write(b: Builder) -> None:
+        for slot in range(options.micro):
+            decoupled_slot(b, slot, layout, stored=True)
+        finish(b, options)
+
+    return assemble("penalty-stored", plan, options, write)
+
+
+STORED = Method("penalty-stored", schedule, adjoint, correction, aux="store", indices=True)

@@ -1,0 +1,104 @@
+"""Everything that can be asked of training, checked once, with defaults that do not collapse."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from difflib import get_close_matches
+from typing import Any
+
+import torch
+
+from lpcompile.errors import UsageError
+from lpcompile.runtime import psi as psi_
+from lpcompile.runtime.beta import Beta, parse
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The options of `program.trainer`.
+
+    micro: micro-batches a step (`multiplier`'s skew is counted in them); None: 1 where K = 1 or the method is not
+        skewed, else up to 4 of at least 8 samples. lockstep: `multiplier` without skew.
+    recursive: AuxNets start from the model's input. kappa: how `lagrangian` keeps κ, "stored" or "auxnet".
+    psi: "scaled", "l2", "l1" or "linf". beta: see `lpcompile.runtime.beta`. lam_weight: the penalty's pull on λ against
+        its pull on X. noise: standard deviation of Gaussian noise on λ, as a share of λ's own size.
+    lam_lr, kappa_lr: step sizes for stored λ and for κ; None: the optimizer's learning rate.
+    clip: largest norm of gradients; None: 2 for decoupled methods, none for exact ones and K = 1; 0: never. clip_scope:
+        "rank" clips each stage by itself, "global" by the norm over all stages. AuxNets are clipped each by itself.
+    accumulate: calls of `step` for one step of the optimizers. autocast: torch.bfloat16 or torch.float16 (with loss
+        scaling). checkpoint: recompute activations, on all ranks (True) or on some.
+    warmup: exact steps before decoupling, at most so many; warmup_violation: or until λ is this near to X.
+    collapse: "stop" or "warn" when a boundary's values stop to vary; check_every: steps between such checks.
+    total_steps: how long training lasts, for a β that rises with it; `fit` knows it by itself.
+    """
+
+    micro: int | None = None
+    lockstep: bool = False
+    recursive: bool = False
+    kappa: str = "stored"
+    psi: str = "scaled"
+    beta: Beta | float | str | dict[int, float] | None = None
+    lam_weight: float = 1.0
+    noise: float = 0.0
+    lam_lr: float | None = None
+    kappa_lr: float | None = None
+    clip: float | None = None
+    clip_scope: str = "rank"
+    accumulate: int = 1
+    autocast: torch.dtype | None = None
+    checkpoint: bool | Sequence[int] = False
+    warmup: int = 0
+    warmup_violation: float = 0.0
+    collapse: str = "stop"
+    check_every: int = 50
+    total_steps: int | None = None
+
+    @property
+    def rule(self) -> Beta:
+        return parse(self.beta)
+
+    def recomputes(self, rank: int) -> bool:
+        return self.checkpoint if isinstance(self.checkpoint, bool) else rank in self.checkpoint
+
+    def clip_norm(self, exact: bool) -> float:
+        """0 where nothing is clipped."""
+        if self.clip is None:
+            return 0.0 if exact else 2.0
+        return float(self.clip)
+
+
+def settings(options: dict[str, Any]) -> Settings:
+    names = [f.name for f in fields(Settings)]
+    for name in options:
+        if name not in names:
+            close = get_close_matches(name, names, n=1, cutoff=0.0)[0]
+            raise UsageError(
+                f"the trainer has no option {name!r}; the closest is {close!r}, all are {', '.join(names)}"
+            )
+    found = Settings(**options)
+    psi_.check(found.psi)
+    parse(found.beta)
+    _one_of("kappa", found.kappa, ("stored", "auxnet"))
+    _one_of("clip_scope", found.clip_scope, ("rank", "global"))
+    _one_of("collapse", found.collapse, ("stop", "warn"))
+    _one_of("autocast", found.autocast, (None, torch.bfloat16, torch.float16))
+    _at_least("micro", found.micro, 1)
+    _at_least("accumulate", found.accumulate, 1)
+    _at_least("warmup", found.warmup, 0)
+    _at_least("check_every", found.check_every, 1)
+    for name in ("noise", "lam_weight", "clip", "lam_lr", "kappa_lr", "warmup_violation"):
+        _at_least(name, getattr(found, name), 0)
+    return found
+
+
+def _one_of(name: str, value: Any, known: Sequence[Any]) -> None:
+    if value not in known:
+        raise UsageError(f"{name}={value!r} is not one of {', '.join(map(str, known))}")
+
+
+def _at_least(name: str, value: Any, least: int) -> None:
+    whole = isinstance(least, int) and name in ("micro", "accumulate", "warmup", "check_every")
+    kinds = (int,) if whole else (int, float)
+    if value is not None and (not isinstance(value, kinds) or isinstance(value, bool) or value < least):
+        raise UsageError(f"{name}={value!r} is not a {'whole ' if whole else ''}number of at least {least}")

@@ -1,0 +1,106 @@
+"""The end of a step on one rank: gradients are unscaled, clipped and applied."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+GROW_AFTER = 2000  # steps without an overflow after which the loss scale doubles, as in torch.amp.GradScaler
+
+
+class Updater:
+    """The optimizers of a rank: one for its stage (with a loss's own parameters), one for each AuxNet or κ-network.
+
+    scale: the loss scale of float16 autocast, the same on all ranks, 1 otherwise.
+    """
+
+    def __init__(self, parameters: list[nn.Parameter], optimizer: Any, scale: float = 1.0) -> None:
+        self.parameters, self.optimizer = parameters, optimizer
+        self.others: dict[str, tuple[list[nn.Parameter], Any]] = {}
+        self.clip = 0.0
+        self.scale, self.scaling, self.clean = scale, scale != 1.0, 0
+        self.due: set[str] = set()  # which optimizers have got gradients since they stepped
+        self.uncounted: set[int] = set()  # tied parameters whose norm another rank counts
+
+    def add(self, name: str, parameters: list[nn.Parameter], factory: Callable[[list[nn.Parameter]], Any]) -> None:
+        self.others[name] = (parameters, factory(parameters) if parameters else None)
+
+    def optimizers(self) -> dict[str, Any]:
+        own = {"stage": self.optimizer} if self.optimizer is not None else {}
+        return own | {name: optimizer for name, (_, optimizer) in self.others.items() if optimizer is not None}
+
+    def norm(self, device: torch.device) -> Tensor:
+        """The norm of the stage's gradients, tied parameters counted on one rank only."""
+        counted = [p for p in self.parameters if id(p) not in self.uncounted]
+        if self.scaling:  # an overflow in an AuxNet counts too
+            counted += [p for ps, _ in self.others.values() for p in ps]
+        return total_norm(counted, device)
+
+    def apply(self, norms: Sequence[Tensor] | None) -> bool:
+        """Step what is due. `norms`: of all ranks, where they are known; False if an overflow forbade it."""
+        if self.scaling and not self._unscale(norms):
+            return False
+        if "stage" in self.due and self.optimizer is not None:
+            if self.clip:
+                norm = _over_ranks(norms, 1 / self.scale) if norms else self.norm(self.parameters[0].device)
+                clip_(self.parameters, self.clip, norm)
+            self.optimizer.step()
+            self.optimizer.zero_grad(set_to_none=True)
+        for name, (parameters, optimizer) in self.others.items():
+            if name in self.due and optimizer is not None:
+                if self.clip:
+                    clip_(parameters, self.clip, total_norm(parameters, parameters[0].device))
+                optimizer.step()
+                optimizer.zero_grad(set_to_none=True)
+        self.due.clear()
+        if self.scaling:
+            self._grow()
+        return True
+
+    def _unscale(self, norms: Sequence[Tensor] | None) -> bool:
+        assert norms is not None, "loss scaling needs the norm over all ranks"
+        every = [*self.parameters, *(p for ps, _ in self.others.values() for p in ps)]
+        if not all(bool(n.isfinite()) for n in norms):
+            for p in every:
+                p.grad = None
+            self.due.clear()
+            self.scale, self.clean = max(self.scale / 2, 1.0), 0
+            return False
+        for p in every:
+            if p.grad is not None:
+                p.grad.div_(self.scale)
+        return True
+
+    def _grow(self) -> None:
+        self.clean += 1
+        if self.clean >= GROW_AFTER:
+            self.scale, self.clean = self.scale * 2, 0
+
+    def state(self) -> dict[str, Any]:
+        found = {name: optimizer.state_dict() for name, optimizer in self.optimizers().items()}
+        return {"optimizers": found, "scale": self.scale, "clean": self.clean}
+
+    def load(self, state: dict[str, Any]) -> None:
+        for name, optimizer in self.optimizers().items():
+            optimizer.load_state_dict(state["optimizers"][name])
+        self.scale, self.clean = state["scale"], state["clean"]
+
+
+def total_norm(parameters: Sequence[nn.Parameter], device: torch.device) -> Tensor:
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    return torch.nn.utils.get_total_norm(gradients) if gradients else torch.zeros((), device=device)
+
+
+def clip_(parameters: Sequence[nn.Parameter], most: float, norm: Tensor) -> None:
+    torch.nn.utils.clip_grads_with_norm_(parameters, most, norm)
+
+
+def _over_ranks(norms: Sequence[Tensor], factor: float) -> Tensor:
+    """One norm of the norms of all ranks, in rank order; a single one stays bit for bit as it is."""
+    if len(norms) == 1:
+        return norms[0] * factor if factor != 1.0 else norms[0]
+    together: Tensor = torch.linalg.vector_norm(torch.stack([n.to(norms[0].device) for n in norms]))
+    return together * factor

@@ -1,0 +1,88 @@
+"""Training runs that must end in the same bits in one process and over gloo; run by `test_transports`."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from tests.runtime.small import Routed, Wide, any_auxnets, batches, compiled, norm_mlp, random_hosts, sgd
+
+
+@dataclass(frozen=True)
+class Case:
+    """A name, a method, its options, the model, and where AuxNets run."""
+
+    name: str
+    method: str
+    options: dict[str, Any] = field(default_factory=dict)
+    model: str = "norm"
+    hosts: int = 0
+    switch: str = ""
+
+
+CASES = [
+    Case("bp", "bp"),
+    Case("bp dropout", "bp", model="dropout"),
+    Case("bp tied", "bp", model="wide"),
+    Case("penalty", "penalty"),
+    Case("penalty, mixed hosts", "penalty", {"micro": 2}, hosts=1),
+    Case("penalty, noise and dropout", "penalty", {"noise": 0.1}, "dropout"),
+    Case("penalty, integers", "penalty", {"clip_scope": "global"}, "routed", hosts=1),
+    Case("penalty, tied", "penalty", {}, "wide", hosts=1),
+    Case("recursive", "penalty", {"recursive": True}, hosts=2),
+    Case("stored", "penalty-stored"),
+    Case("lagrangian", "lagrangian", hosts=1),
+    Case("lagrangian network", "lagrangian", {"kappa": "auxnet"}, hosts=2),
+    Case("multiplier", "multiplier", {"micro": 1}),
+    Case("multiplier, micro", "multiplier", {"micro": 3}, hosts=1),
+    Case("multiplier, micro, dropout", "multiplier", {"micro": 2, "clip_scope": "global"}, "dropout"),
+    Case("multiplier, tied", "multiplier", {"micro": 2}, "wide", hosts=1),
+    Case("multiplier, integers", "multiplier", {"micro": 2, "beta": "adaptive"}, "routed", hosts=1),
+    Case("multiplier, lockstep", "multiplier", {"lockstep": True, "micro": 2}, hosts=1),
+    Case("accumulate", "multiplier", {"accumulate": 2, "micro": 2}),
+    Case("bfloat16", "multiplier", {"autocast": torch.bfloat16, "micro": 2}),
+    Case("float16", "penalty", {"autocast": torch.float16}),
+    Case("checkpoint", "penalty", {"checkpoint": True}, "dropout"),
+    Case("warm-up", "penalty", {"warmup": 2}),
+    Case("warm-up, then skewed", "multiplier", {"warmup": 2, "micro": 2}, hosts=1),
+    Case("switch", "multiplier", {"micro": 2}, switch="bp"),
+]
+
+
+def train(case: Case, K: int) -> dict[str, Any]:
+    """A few steps, the last batch smaller; weights, AuxNet weights of this process, metrics and evaluation."""
+    torch.manual_seed(11)
+    data = batches(6, dtype=torch.float32, last=6)
+    if case.model == "wide":
+        data = [((x, torch.arange(len(x)) % 10), y) for x, y in data]
+    models = {"wide": Wide, "routed": Routed, "dropout": lambda: norm_mlp(dropout=0.2), "norm": norm_mlp}
+    torch.manual_seed(0)
+    hosts = random_hosts(K, case.hosts) if case.hosts else None
+    program = compiled(models[case.model](), K, data[0][0], hosts, max_width=3)
+    loss = (lambda out, y: F.cross_entropy(out["logits"], y)) if case.model == "wide" else F.cross_entropy
+    options = {"auxnets": any_auxnets(program), "optimizer": sgd, "method": case.method, **case.options}
+    trainer = program.trainer(loss, **options)
+    metrics = []
+    for i, (x, y) in enumerate(data):
+        if case.switch and i == 4:
+            trainer.switch(case.switch)
+        index = torch.arange(len(y)) + 8 * (i % 3)
+        metrics.append(trainer.gather(trainer.step(x, y, index)))
+    shown = trainer.evaluate(data[:2], recalibrate=data[:3], aux=True)
+    auxnets = {f"{k} {n}": t for w in trainer.workers for k, net in w.auxnets.items()
+               for n, t in net.module.state_dict().items()}  # fmt: skip
+    numbers = [{k: v for k, v in m.items() if " ms" not in k} for m in metrics]
+    return {"model": trainer.state_dict(), "auxnets": auxnets, "metrics": numbers, "evaluation": shown}
+
+
+def run_rank(rank: int, K: int, port: int, folder: str) -> None:
+    """One gloo process: all cases one after another."""
+    torch.set_num_threads(1)
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(K), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    for i, case in enumerate(CASES):
+        torch.save(train(case, K), f"{folder}/{i}-{rank}.pt")
+    torch.distributed.destroy_process_group()
