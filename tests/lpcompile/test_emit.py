@@ -7,7 +7,6 @@ The golden files in tests/golden/emit are what three models look like. After a c
 
 from __future__ import annotations
 
-import copy
 import json
 import os
 import subprocess
@@ -264,18 +263,19 @@ def _refreshed(program: Program) -> Any:
     return program.stages
 
 
-def test_auxnets_are_files_too(tmp_path: Path) -> None:
-    """One with its own weights, one that shares its stage's."""
+@pytest.mark.parametrize("form", ["derived", "tied", "recursive-shared"])
+def test_auxnets_are_files_too(tmp_path: Path, form: str) -> None:
+    """With their own weights, their stage's, or weights that they share."""
     x = torch.randn(2, 3, 32, 32)
-    program = program_of(models.resnet20(), 3, x)
-    program.__dict__["_lp_auxnets"] = (copy.deepcopy(program.stages[0]), program.stages[1])
+    options: dict[str, Any] = {"cost": "flops", "gate": False, "aux": form, "aux_init": "copy"}
+    program = parallelize(models.resnet20(), 3, example_inputs=x, **options)
     loaded = lpcompile.load(program.emit(tmp_path / "program"))
-    own, tied = loaded.auxnets
-    assert torch.equal(own(x), program.auxnets[0](x))
     assert (tmp_path / "program" / "auxnet_0.py").read_text().startswith('"""AuxNet 0 of ResNet')
-    stage = loaded.stages[1].state_dict(keep_vars=True)
-    assert all(tensor is stage[name] for name, tensor in tied.state_dict(keep_vars=True).items())
-    assert all(tensor is not loaded.state_dict(keep_vars=True)[n] for n, tensor in own.named_parameters())
+    assert torch.equal(loaded.auxnets[0](x), program.auxnets[0](x))
+    stage, aux = (dict(m.named_parameters()) for m in (loaded.stages[0], loaded.auxnets[0]))
+    assert aux and all((tensor is stage[name]) == (form == "tied") for name, tensor in aux.items())
+    other = dict(loaded.auxnets[1].named_parameters())
+    assert all((other.get(name) is tensor) == (form == "recursive-shared") for name, tensor in aux.items())
 
 
 # ---- refusals
