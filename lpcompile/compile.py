@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -121,7 +122,7 @@ def parallelize(
     program = Program(model, compile_call, lambda args, kwargs: _capture(model, args, kwargs, options))
     if example_inputs is None and not example_kwargs:
         return program
-    args, kwargs = example_call(model, example_inputs, example_kwargs)
+    args, kwargs = example_call(inspect.signature(model.forward), example_inputs, example_kwargs)
     return program.compile_for(*args, **kwargs)
 
 

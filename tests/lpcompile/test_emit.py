@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import lpcompile
@@ -26,7 +27,8 @@ from lpcompile.cli import main
 from lpcompile.passes.split import stage_io
 from lpcompile.zoo.check import differences
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "emit"
+ROOT = Path(__file__).parents[2]
+GOLDEN = ROOT / "tests" / "golden" / "emit"
 
 
 @pytest.fixture(autouse=True)
@@ -66,12 +68,13 @@ def test_golden_code(name: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
     model, x = GOLDEN_MODELS[name]()
     folder = program_of(model, 2, x).emit(tmp_path / "program")
-    written = {file.name: file.read_text() for file in sorted(folder.glob("stage_*.py"))}
+    golden = [*sorted(folder.glob("*_[0-9].py")), folder / "schedule.json"]
+    written = {file.name: file.read_text() for file in golden}
     if os.environ.get("LPCOMPILE_GOLDEN"):
         (GOLDEN / name).mkdir(parents=True, exist_ok=True)
         for file, text in written.items():
             (GOLDEN / name / file).write_text(text)
-    assert written == {file.name: file.read_text() for file in sorted((GOLDEN / name).glob("*.py"))}
+    assert written == {file.name: file.read_text() for file in (GOLDEN / name).iterdir()}
     assert not differences(model, *_loaded(folder, x))
 
 
@@ -276,6 +279,23 @@ def test_auxnets_are_files_too(tmp_path: Path, form: str) -> None:
     assert aux and all((tensor is stage[name]) == (form == "tied") for name, tensor in aux.items())
     other = dict(loaded.auxnets[1].named_parameters())
     assert all((other.get(name) is tensor) == (form == "recursive-shared") for name, tensor in aux.items())
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_run_py_trains_the_folder(tmp_path: Path, ranks: int) -> None:
+    """In one process, and as torchrun starts it: one stage a process."""
+    program = parallelize(models.resnet20(), 2, example_inputs=torch.randn(4, 3, 8, 8), cost="flops", gate=False)
+    folder = program.emit(tmp_path / "program")
+    launch = [] if ranks == 1 else ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    run = subprocess.run(
+        [sys.executable, *launch, str(folder / "run.py"), "--lr", "0.01"],
+        capture_output=True, text=True, check=False, env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.count("loss ") == 5
+    trained = models.resnet20()
+    trained.load_state_dict(load_file(folder / "trained.safetensors"), strict=True)
+    assert int(trained.bn1.num_batches_tracked) >= 5
 
 
 # ---- refusals
