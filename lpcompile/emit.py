@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -123,7 +124,8 @@ def part_doc(program: Any, kind: str, k: int, part: Any) -> list[str]:
     if kind == "stage":
         lines = [f"Stage {k} of {plan.K} of {plan.model}: {span}.", ""]
     else:
-        lines = [f"AuxNet {k} of {plan.model}: a small network in the place of stage {k}.", ""]
+        lines = [f"AuxNet {k} of {plan.model}: a small network in the place of stage {k}, {span}.", ""]
+        lines += aux_doc(plan, k)
     lines.append(f"plan.json: stages[{k}], units {stage.first} to {stage.last}.")
     if k < len(plan.boundaries):
         lines.append(f"The boundary after it: boundaries[{k}], after {plan.boundaries[k].after}.")
@@ -138,6 +140,17 @@ def part_doc(program: Any, kind: str, k: int, part: Any) -> list[str]:
         gives = [str(s) for s in io.boundary] + [f"output {i} of the model" for i in io.outputs]
         lines += ["", f"Takes{when}: {', '.join(takes)}.", f"Gives{when}: {', '.join(gives)}."]
     return lines
+
+
+def aux_doc(plan: Plan, k: int) -> list[str]:
+    """What an AuxNet is made of."""
+    aux = plan.boundaries[k].aux
+    if aux is None:
+        return []
+    made = [f"keeps {', '.join(aux.kept) or 'none'} of {len(aux.kept) + len(aux.dropped)} blocks"]
+    made += [f"thinned: {', '.join(aux.thinned)}"] if aux.thinned else []
+    lines = textwrap.wrap(f"{aux.kind}, {aux.init}; {'; '.join(made)}.", 100)
+    return [*lines, f"It costs {100 * aux.share:.1f} % of the stage and runs on rank {aux.rank}."]
 
 
 def _readme(program: Any, parts: dict[str, Any]) -> str:

@@ -289,8 +289,11 @@ def test_run_py_trains_the_folder(tmp_path: Path, ranks: int) -> None:
     launch = [] if ranks == 1 else ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     run = subprocess.run(
         [sys.executable, *launch, str(folder / "run.py"), "--lr", "0.01"],
-        capture_output=True, text=True, check=False, env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+    )
     assert run.returncode == 0, run.stderr
     assert run.stdout.count("loss ") == 5
     trained = models.resnet20()

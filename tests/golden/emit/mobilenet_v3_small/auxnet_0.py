@@ -1,4 +1,4 @@
-"""AuxNet 0 of MobileNetV3: a small network in the place of stage 0."""
+"""AuxNet 0 of MobileNetV3: a small network in the place of stage 0, features.0.0 to features.7.block.3.0."""
 
 from collections import OrderedDict
 
@@ -89,8 +89,15 @@ class InvertedResidual2(nn.Module):
 
 
 class AuxNet0(nn.Module):
-    """AuxNet 0 of MobileNetV3: a small network in the place of stage 0.
+    """AuxNet 0 of MobileNetV3: a small network in the place of stage 0, features.0.0 to features.7.block.3.0.
 
+    derived, fresh; keeps none of 3 blocks; thinned: features.0.0 (4 channels), features.1.block.1.fc2
+    (4 channels), features.1.block.2.0 (4 channels), features.1.block.1.fc1 (2 channels),
+    features.2.block.0.0 (16 channels), features.2.block.2.0 (6 channels), features.4.block.0.0 (24
+    channels), features.4.block.2.fc2 (24 channels), features.4.block.3.0 (8 channels),
+    features.4.block.2.fc1 (6 channels), features.7.block.0.0 (32 channels), features.7.block.2.fc2 (32
+    channels), features.7.block.2.fc1 (8 channels).
+    It costs 7.5 % of the stage and runs on rank 0.
     plan.json: stages[0], units 0 to 23.
     The boundary after it: boundaries[0], after features_7_block_3_1.
 
