@@ -27,6 +27,7 @@ from lpcompile.passes.profile import SOURCES, profile
 from lpcompile.passes.signature import example_call
 from lpcompile.passes.split import Stage
 from lpcompile.passes.units import Unit, units
+from lpcompile.passes.zeroing import refuse_trained
 from lpcompile.plan import Plan
 from lpcompile.program import Compiled, Program, on_meta
 
@@ -138,6 +139,8 @@ def _capture(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], op
 
 
 def _compile(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], options: Options) -> Compiled:
+    if options.aux is not None and options.aux.init == "consistent" and options.plan is None:
+        refuse_trained(model)
     captured = _capture(model, args, kwargs, options)
     for note in captured._lp.notes:
         if "the program does not" in note:
