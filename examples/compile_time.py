@@ -45,8 +45,7 @@ def median(values: tuple[float, ...]) -> str:
     return f"median {statistics.median(values):.2f} s ({min(values):.2f} to {max(values):.2f})"
 
 
-print(
-    f"stages of resnet152, K=8, cost='flops': {median(seconds)}, {statistics.median(memory):.2f} of the parameters' memory"
-)
+extra = f"{statistics.median(memory):.2f} of the parameters' memory"
+print(f"stages of resnet152, K=8, cost='flops': {median(seconds)}, {extra}")
 print(f"its seven AuxNets: {median(derive)}")
 print(f"emit, weights included: {median(emit)}")
