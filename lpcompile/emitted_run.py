@@ -17,10 +17,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import lpcompile
 import torch
 from safetensors.torch import save_file
-
-import lpcompile
 
 HERE = Path(__file__).resolve().parent
 

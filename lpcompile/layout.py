@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -94,7 +95,16 @@ def plan_program(
         real = _hosted(costs, layout.best, _terms(options, [m.total for m in made]))
         layout = Layout(replace(real, lower_bound=min(real.step, layout.best.lower_bound)), layout.stages, tuple(made))
     start(model, layout.made, options.aux)
-    return replace(layout, violations=_violations(captured, layout, tensors, options))
+    differences = _violations(captured, layout, tensors, options)
+    for k, violation in enumerate(differences):
+        if violation > 0:
+            why = "an adapter cannot start there" if layout.made[k].aux.record.kind == "adapter" else "please report it"
+            warnings.warn(
+                f"the start is not consistent at boundary {k + 1}: λ and X differ by {violation:.3g} of the square of "
+                f"X ({why}); train with a warm-up",
+                stacklevel=6,
+            )
+    return replace(layout, violations=differences)
 
 
 def _hosted(costs: Profile, best: Partition, terms: dict[str, Any]) -> Partition:

@@ -29,7 +29,7 @@ def layers(
     for node in graph.nodes:
         target = str(node.target)
         if node.op == "call_module" and target not in found:
-            found[target] = _without_chance(copy.deepcopy(submodule(stage, target), memo))
+            found[target] = _without_chance(detached_copy(submodule(stage, target), memo))
         elif node.op == "get_attr" and target not in found:
             found[target] = copy.deepcopy(_attribute(stage, target), memo)
     if not tied:
@@ -38,6 +38,16 @@ def layers(
                 if parameter.is_floating_point():
                     parameter.requires_grad_(True)  # frozen in the model, perhaps, but an AuxNet must learn
     return found
+
+
+def detached_copy(layer: nn.Module, memo: dict[int, Any] | None = None) -> nn.Module:
+    """A deep copy. Tensors that a layer computed and kept (weight norm's weight) are copied without their history."""
+    memo = {} if memo is None else memo
+    for module in layer.modules():
+        for value in vars(module).values():
+            if isinstance(value, torch.Tensor) and not value.is_leaf:
+                memo[id(value)] = value.detach().clone()
+    return copy.deepcopy(layer, memo)
 
 
 def parameters_of(value: Any) -> Iterable[nn.Parameter]:

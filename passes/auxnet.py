@@ -110,13 +110,13 @@ def _built(stage: Stage, choice: Choice, form: str, init: str, seed: int) -> Aux
     found = layers(stage, choice.graph, tied=form == "tied")
     for name, (makes, takes, keeps) in choice.thinned.items():
         thin(found[name], makes, takes, keeps)
-    for node in [n for n in choice.graph.nodes if n.op == "call_module" and str(n.target) in choice.ranks]:
-        name = str(node.target)
-        up = low_rank.insert(choice.graph, node)
-        found[name], found[up] = low_rank.split_layer(found[name], choice.ranks[name], values=init != "fresh")
-    if init == "fresh" and form != "tied":
-        with torch.random.fork_rng(devices=_cuda(stage)):
-            torch.manual_seed(SEED + seed)
+    with torch.random.fork_rng(devices=_cuda(stage)):
+        torch.manual_seed(SEED + seed)
+        for node in [n for n in choice.graph.nodes if n.op == "call_module" and str(n.target) in choice.ranks]:
+            name = str(node.target)
+            up = low_rank.insert(choice.graph, node)
+            found[name], found[up] = low_rank.split_layer(found[name], choice.ranks[name], values=init != "fresh")
+        if init == "fresh" and form != "tied":
             refresh(found.values())
     return assemble(stage, choice.graph, found)
 

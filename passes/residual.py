@@ -70,17 +70,32 @@ def _sum(
     if len(shapes) != 1 or None in shapes or not before[left] & before[right] & stream:
         return None
     alone = {a: [nodes[i] for i in _bits(before[a] & ~before[b])] for a, b in ((left, right), (right, left))}
-    # The shortcut is the shorter way. Not the cheaper one: a projection can cost more than a thin bottleneck.
+    # The shortcut is the side that is the stream. Where both changed it, the shorter way; not the cheaper one: a
+    # projection can cost more than a thin bottleneck.
+    common = {nodes[i] for i in _bits(before[left] & before[right] & stream)}
+    streams = {side: _is_stream(side, common, modules) for side in alone}
     depth = {side: (sum(_flops(n) > 0 for n in alone[side]), sum(map(_flops, alone[side]))) for side in alone}
-    shortcut, branch = (left, right) if depth[left] <= depth[right] else (right, left)
-    if not depth[branch][1]:
+    order = {side: (not streams[side], *depth[side]) for side in alone}
+    shortcut, branch = (left, right) if order[left] <= order[right] else (right, left)
+    keeps = streams[shortcut]
+    if not depth[branch][1] or streams[branch]:
         return None
-    keeps = all(_look(n) == _look(node) and not _has_parameters(n, modules) for n in alone[shortcut])
-    if alone[shortcut]:
-        entries = {s for n in alone[shortcut] for s in n.all_input_nodes} - set(alone[shortcut])
-        keeps = keeps and any(_look(n) == _look(node) for n in entries)
     path = str(node.meta.get("path") or "")
     return Residual(node, shortcut, branch, frozenset(alone[branch]), keeps, _group(path) or node.name)
+
+
+def _is_stream(node: fx.Node, common: set[fx.Node], modules: nn.Module) -> bool:
+    """Whether a value is what both sides are made of, handed on, or with something added to it on the way."""
+    if node in common:
+        return True
+    if node.target in ADDS and len(node.args) == 2:
+        return any(
+            isinstance(a, fx.Node) and _look(a) == _look(node) and _is_stream(a, common, modules) for a in node.args
+        )
+    source = node.args[0] if node.args else None
+    same = isinstance(source, fx.Node) and _look(source) == _look(node) and len(node.all_input_nodes) == 1
+    handed_on = node.op == "call_module" and not _has_parameters(node, modules)
+    return same and handed_on and _is_stream(source, common, modules)  # type: ignore[arg-type]
 
 
 def _layer(node: fx.Node, modules: nn.Module) -> Residual | None:
