@@ -37,6 +37,7 @@ class AuxOptions:
     form: str = "derived"
     init: str = "fresh"
     given: Any = None  # the user's factory or modules
+    batch_free: bool = True  # the model runs at any batch size
 
     def check(self) -> None:
         if self.form not in FORMS:
@@ -161,7 +162,13 @@ def _builders(stages: Sequence[Stage], costs: Costs, options: AuxOptions) -> lis
     def single(k: int, share: float = 1.0) -> Callable[[float], AuxNet]:
         form = "tied" if options.form == "tied" else "derived"
         return lambda budget: derive(
-            stages[k], budget=share * budget, costs=costs, form=form, init=options.init, seed=k
+            stages[k],
+            budget=share * budget,
+            costs=costs,
+            form=form,
+            init=options.init,
+            seed=k,
+            batch_free=options.batch_free,
         )
 
     def user(k: int) -> Callable[[float], AuxNet]:

@@ -145,6 +145,8 @@ def _compile(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], op
     for note in captured._lp.notes:
         if "the program does not" in note:
             warnings.warn(note, stacklevel=5)
+    if options.aux is not None:
+        options = replace(options, aux=replace(options.aux, batch_free=captured._lp.batch_free))
     tensors = captured._lp.signature.flat(args, {**kwargs, **(options.concrete_args or {})})
     found, width = choose_units(captured, options)
     if options.plan is not None:

@@ -44,7 +44,7 @@ class StagePlan:
 class AuxPlan:
     """AuxNet_{k-1}, which makes the auxiliary variable of boundary k. Times in ms per mini-batch."""
 
-    kind: str  # "derived", "tied", "recursive", "recursive-shared", "adapter" or "user"
+    kind: str  # "derived", "tied", "recursive", "recursive-shared", "adapter", "whole" or "user"
     init: str
     rank: int  # that runs it
     forward: float

@@ -25,12 +25,13 @@ class FakeRun:
     flops: float  # of a forward pass at the batch size that was compiled for; 0 where it cannot be told
 
 
-def fake_run(aux: TwoModeModule, wanted: tuple[TensorSpec, ...]) -> FakeRun:
-    """Check shapes and dtypes against those wanted, at the batch size that was compiled for and at one more."""
+def fake_run(aux: TwoModeModule, wanted: tuple[TensorSpec, ...], batch_free: bool = True) -> FakeRun:
+    """Check shapes and dtypes against those wanted, at the batch size that was compiled for and, if it may be any, at
+    one more."""
     placeholders = [n.meta["spec"] for n in aux._lp_graphs[True].nodes if n.op == "placeholder"]
     batch = next((s // c for spec in placeholders for s, c in zip(spec.shape, spec.batch, strict=False) if c), None)
     flops = 0.0
-    for extra in (0, 1) if batch else (0,):
+    for extra in (0, 1) if batch and batch_free else (0,):
         inputs = [spec.at(batch + extra) if batch else spec.shape for spec in placeholders]
         found = _run(aux, list(zip(inputs, [s.dtype for s in placeholders], strict=True)))
         if found is None:

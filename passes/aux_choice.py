@@ -98,6 +98,7 @@ def choose(
         found = _thinnest(chooser, plain, changing, everywhere=not consistent)
     if not chooser.learns(found):
         found = _one_block(chooser, found, blocks)
+        found = found if consistent or tied else _split(chooser, found)
     gone = {name for b in (*found.dropped, *found.partial) for name in zeros.get(b) or ()}
     return replace(found, blocks=tuple(blocks), zeroed=tuple(sorted(gone)))
 

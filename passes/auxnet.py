@@ -21,7 +21,7 @@ from torch import fx, nn
 from lpcompile.errors import UsageError
 from lpcompile.passes import low_rank
 from lpcompile.passes.adapter import Adapter, possible
-from lpcompile.passes.aux_check import Mismatch, fake_run
+from lpcompile.passes.aux_check import FakeRun, Mismatch, fake_run
 from lpcompile.passes.aux_choice import Choice, choose
 from lpcompile.passes.aux_graph import boundary_values, rewrite
 from lpcompile.passes.aux_modules import INITS, layers, refresh
@@ -37,7 +37,7 @@ SEED = 1  # of fresh weights: the same on every rank, whatever the user's genera
 class AuxRecord:
     """What an AuxNet was made of."""
 
-    kind: str  # "derived", "tied", "adapter" or "user"
+    kind: str  # "derived", "tied", "adapter", "whole" (the stage itself, where nothing smaller runs) or "user"
     init: str
     kept: tuple[str, ...] = ()  # blocks by name
     dropped: tuple[str, ...] = ()
@@ -73,8 +73,10 @@ def derive(
     form: str = "derived",
     init: str = "fresh",
     seed: int = 0,
+    batch_free: bool = True,
 ) -> AuxNet:
     """The AuxNet of a stage. `costs` gives (forward, backward) of its nodes by name; without them FLOPs count.
+    `batch_free`: the stage runs at any batch size, so the AuxNet must too.
 
     The model does not change. For a consistent start, `record.zeroed` names the parameters that must be set to zero;
     `take_weights` then gives the AuxNet the model's weights.
@@ -92,12 +94,15 @@ def derive(
         parts = [prices.get(n.name, (0.0, 0.0)) for n in choice.graph.nodes]
         scales = [choice.scales.get(n.name, 1.0) for n in choice.graph.nodes]
         spent = [sum(p[i] * s for p, s in zip(parts, scales, strict=True)) for i in (0, 1)]
-        if _fits(aux):
+        if _run(aux, batch_free) is not None:
             return _recorded(aux, _record(choice, form, init), spent[0] / total[0], spent[1] / total[1])
     aux = _adapted(stage, graph, budget, seed)
-    flops = fake_run(aux, aux_io(aux).boundary).flops  # an adapter fits by construction
-    whole = sum(_flops(n)[0] for n in graph.nodes) or 1.0
-    return _recorded(aux, AuxRecord("adapter", "fresh"), flops / whole, flops / whole)
+    run = _run(aux, batch_free)
+    if run is None:  # nothing smaller runs: the stage itself, once more
+        whole_copy = rewrite(graph, stage, boundary_values(graph, len(aux_io(aux).boundary)), ())
+        return _recorded(assemble(stage, whole_copy, layers(stage, whole_copy)), AuxRecord("whole", "copy"), 1.0, 1.0)
+    share = run.flops / (sum(_flops(n)[0] for n in graph.nodes) or 1.0)
+    return _recorded(aux, AuxRecord("adapter", "fresh"), share, share)
 
 
 def _flops(node: fx.Node) -> tuple[float, float]:
@@ -169,12 +174,12 @@ def assemble(stage: Stage, graph: fx.Graph, found: dict[str, Any]) -> AuxNet:
     return aux
 
 
-def _fits(aux: AuxNet) -> bool:
+def _run(aux: AuxNet, batch_free: bool) -> FakeRun | None:
+    """None where it does not give what the boundary carries."""
     try:
-        fake_run(aux, aux_io(aux).boundary)
+        return fake_run(aux, aux_io(aux).boundary, batch_free)
     except Mismatch:
-        return False
-    return True
+        return None
 
 
 def _record(choice: Choice, form: str, init: str) -> AuxRecord:
