@@ -45,6 +45,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of our output has gone, as `| head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:
+        if arguments.debug:
+            raise
+        print(f"lpcompile: {error}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         return 130
 

@@ -6,6 +6,7 @@ Everything is written into a folder beside DIR first and renamed at the end, so 
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import tempfile
 import textwrap
@@ -26,7 +27,7 @@ MARK = "model.json"
 
 def emit(program: Any, directory: str | Path, *, overwrite: bool = False) -> Path:
     """Write the program to `directory`; with `overwrite`, in place of one that emit wrote there before."""
-    target = Path(directory)
+    target = Path(directory).resolve()
     check_target(target, overwrite)
     target.parent.mkdir(parents=True, exist_ok=True)
     made = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
@@ -36,6 +37,7 @@ def emit(program: Any, directory: str | Path, *, overwrite: bool = False) -> Pat
         _put_in_place(made, target)
     finally:
         shutil.rmtree(made, ignore_errors=True)
+        shutil.rmtree(made.with_name(f"{made.name}-before"), ignore_errors=True)
     return target
 
 
@@ -57,6 +59,10 @@ def program_parts(program: Any) -> dict[str, Any]:
 
 
 def check_target(target: Path, overwrite: bool) -> None:
+    """Refuse what could not be written, before a minute of compiling."""
+    place = next(p for p in (target, *target.absolute().parents) if p.exists())
+    if not os.access(place, os.W_OK) or not place.is_dir():
+        raise UsageError(f"{place} is {'not writable' if place.is_dir() else 'a file'}; give a folder to write to")
     if not target.exists():
         return
     if not target.is_dir():
@@ -82,11 +88,17 @@ def _put_in_place(made: Path, target: Path) -> None:
     if not target.exists():
         made.rename(target)
         return
+    if not any(
+        target.iterdir()
+    ):  # an empty folder of the user's, perhaps the one they stand in: fill it, the mark last
+        for file in sorted(made.iterdir(), key=lambda f: f.name == MARK):
+            file.rename(target / file.name)
+        return
     before = made.with_name(f"{made.name}-before")
     target.rename(before)
     try:
         made.rename(target)
-    except OSError:
+    except BaseException:
         before.rename(target)
         raise
     shutil.rmtree(before)

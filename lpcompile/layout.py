@@ -55,6 +55,11 @@ def follow_plan(captured: Captured, found: list[Unit], costs: Profile, plan: Pla
         prices = node_costs(captured, found, costs)
         made = make_auxnets(captured._lp.model, stages, prices, options.aux, budgets=budgets)
         for m, boundary in zip(made, plan.boundaries, strict=True):
+            if boundary.aux is not None and (m.aux.record.kind == "user") != (boundary.aux.kind == "user"):
+                raise PlanError(
+                    f"the AuxNet of boundary {boundary.index} is {boundary.aux.kind} in the plan and "
+                    f"{m.aux.record.kind} here: pass the same auxnet= as when the plan was made"
+                )
             if boundary.aux is not None and m.aux.record.kept != boundary.aux.kept:
                 raise PlanError(
                     f"the AuxNet of boundary {boundary.index} comes out with blocks {m.aux.record.kept}, the plan has "

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from lpcompile.passes.spec import TensorSpec
 
 WIDEST = 512  # features that an adapter over everything works on
+LEAST = 4  # features in the middle of two thin layers
 
 
 class Adapter:
@@ -67,7 +68,15 @@ class Adapter:
         if here[0] != there[0]:
             mixed = self._layer("tokens", nn.Linear(here[0], there[0], **self.like), self._swap(node))
             node = self._swap(mixed)
-        return self._layer("linear", nn.Linear(here[1], there[1], **self.like), node)
+        return self._linear("linear", here[1], there[1], self.flops / max(1, self.target.shape[0]) / there[0], node)
+
+    def _linear(self, name: str, inputs: int, outputs: int, flops: float, node: fx.Node) -> fx.Node:
+        """A linear layer for at most about `flops` a row; two thinner ones where one costs too much."""
+        middle = max(LEAST, int(flops / (2 * (inputs + outputs))) if flops < math.inf else inputs)
+        if 2 * inputs * outputs <= flops or middle >= min(inputs, outputs):
+            return self._layer(name, nn.Linear(inputs, outputs, **self.like), node)
+        node = self._layer(f"{name}_down", nn.Linear(inputs, middle, bias=False, **self.like), node)
+        return self._layer(f"{name}_up", nn.Linear(middle, outputs, **self.like), node)
 
     def _swap(self, node: fx.Node) -> fx.Node:
         return self._method("transpose", node, 1, 2)
@@ -82,13 +91,16 @@ class Adapter:
             node = self._method("unsqueeze", node, 1)
             node = self._layer("pool", nn.AdaptiveAvgPool1d(WIDEST), node)
             node = self._method("squeeze", node, 1)
-        node = self._layer("down", nn.Linear(min(inputs, WIDEST), WIDEST // 4, **self.like), node)
-        node = self._layer("act", nn.ReLU(), node)
         outputs = _per_sample(target)
-        node = self._layer("up", nn.Linear(WIDEST // 4, min(outputs, WIDEST), **self.like), node)
+        ends = min(inputs, WIDEST), min(outputs, WIDEST)
+        room = self.flops / max(1, _batch(target)) / (2 * sum(ends))
+        middle = max(LEAST, min(WIDEST // 4, int(room) if room < math.inf else WIDEST))
+        node = self._layer("down", nn.Linear(ends[0], middle, **self.like), node)
+        node = self._layer("act", nn.ReLU(), node)
+        node = self._layer("up", nn.Linear(middle, ends[1], **self.like), node)
         if outputs > WIDEST:
             node = self._method("unsqueeze", node, 1)
-            node = self.graph.call_function(F.interpolate, (node, outputs))
+            node = noted(self.graph.call_function(F.interpolate, (node, outputs)))
             node = self._method("squeeze", node, 1)
         to, shape = _batch_dim(target), list(target.shape)
         if to is None:  # one for the whole batch
@@ -99,12 +111,20 @@ class Adapter:
         return self._method("reshape", node, -1, *rest)
 
     def _method(self, name: str, *args: Any) -> fx.Node:
-        return self.graph.call_method(name, args)
+        return noted(self.graph.call_method(name, args))
 
     def _layer(self, name: str, layer: nn.Module, node: fx.Node) -> fx.Node:
         target = f"{self.prefix}.{name}"
         self.layers[target] = layer
-        return self.graph.create_node("call_module", target, (node,))
+        return noted(self.graph.create_node("call_module", target, (node,)))
+
+
+def noted(node: fx.Node) -> fx.Node:
+    """A node that no recording made, with the notes that all nodes have."""
+    path = str(node.target) if node.op == "call_module" else ""
+    node.meta = {"path": path, "spec": None, "storage": None, "source": "", "flops": 0, "backward_flops": 0,
+                 "saved_bytes": 0, "random": False, "writes": (), "state_writes": ()}  # fmt: skip
+    return node
 
 
 def sample(spec: TensorSpec) -> tuple[int, ...] | None:
@@ -121,6 +141,10 @@ def possible(source: TensorSpec, target: TensorSpec) -> bool:
 
 def _batch_dim(spec: TensorSpec) -> int | None:
     return next((i for i, c in enumerate(spec.batch) if c), None)
+
+
+def _batch(spec: TensorSpec) -> int:
+    return next((s // c for s, c in zip(spec.shape, spec.batch, strict=True) if c), 1)
 
 
 def _per_sample(spec: TensorSpec) -> int:

@@ -117,7 +117,7 @@ def rewrite(
             if node in replace:
                 source, make = replace[node]
                 copies[node] = make(made, get(source))
-                copies[node].meta = dict(node.meta)
+                copies[node].meta = {**node.meta, "path": copies[node].meta["path"], "writes": ()}
             elif node in norms:
                 copies[node] = _norm_chain(made, norms[node], get(norms[node].shortcut))
             else:

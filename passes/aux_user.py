@@ -8,6 +8,7 @@ from typing import Any
 from torch import fx, nn
 
 from lpcompile.errors import UsageError
+from lpcompile.passes.adapter import noted
 from lpcompile.passes.aux_check import Mismatch, fake_run
 from lpcompile.passes.auxnet import AuxNet, AuxRecord, assemble
 from lpcompile.passes.spec import TensorSpec
@@ -73,7 +74,7 @@ def wrap(module: nn.Module, k: int, stage: Stage) -> AuxNet:
             nodes.append(graph.placeholder(str(node.target)))
             nodes[-1].meta = dict(node.meta)
     taken = nodes[: len(io.lams)] or nodes
-    call = graph.create_node("call_module", "net", tuple(taken))
+    call = noted(graph.create_node("call_module", "net", tuple(taken)))
     graph.output(call)
     aux = assemble(stage, graph, {"net": module})
     aux._lp_set_record(AuxRecord("user", "user"))

@@ -84,9 +84,9 @@ class _Walk:
         return self.zero(inputs[0]) if name in THROUGH and inputs else None
 
     def _use(self, names: set[str]) -> set[str] | None:
-        if not self.zero_now:
-            return names
         values = [_parameter(self.modules, name) for name in names]
+        if not self.zero_now:
+            return names if all(v.requires_grad for v in values) else None  # a frozen zero would stay zero
         known = all(v.device.type != "meta" and not bool(v.detach().any()) for v in values)
         return names if known else None
 
