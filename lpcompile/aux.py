@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -117,7 +118,7 @@ def start(model: nn.Module, made: Sequence[Made], options: AuxOptions) -> None:
     if options.init != "fresh":
         for m in made:
             if m.aux.record.kind not in ("tied", "user"):
-                take_weights(m.aux, model)
+                take_weights(m.aux, model, m.aux.record.split)
 
 
 def violations(
@@ -158,6 +159,8 @@ def _estimated(aux: AuxNet, budget: float) -> Made:
 def _builders(stages: Sequence[Stage], costs: Costs, options: AuxOptions) -> list[Callable[[float], AuxNet]]:
     """For each AuxNet, how to make it for a budget."""
     count = len(stages) - 1
+    uses = Counter(i for stage in stages for i in {id(p) for p in stage.parameters()})
+    shared = [i for i, times in uses.items() if times > 1]
 
     def single(k: int, share: float = 1.0) -> Callable[[float], AuxNet]:
         form = "tied" if options.form == "tied" else "derived"
@@ -169,6 +172,7 @@ def _builders(stages: Sequence[Stage], costs: Costs, options: AuxOptions) -> lis
             init=options.init,
             seed=k,
             batch_free=options.batch_free,
+            shared=shared,
         )
 
     def user(k: int) -> Callable[[float], AuxNet]:

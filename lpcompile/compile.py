@@ -13,7 +13,7 @@ from torch import nn
 
 from lpcompile.aux import AuxOptions
 from lpcompile.errors import PlanError, UsageError
-from lpcompile.layout import follow_plan, make_plan, plan_program, small_batch
+from lpcompile.layout import begin, follow_plan, make_plan, plan_program, small_batch
 from lpcompile.options import Options
 from lpcompile.passes.capture import Captured, capture, rebuilder
 from lpcompile.passes.cost import Profile
@@ -81,7 +81,8 @@ def parallelize(
         boundary ("recursive-shared" shares the first parts).
     aux_init: "fresh" weights, a "copy" of the kept blocks' weights, or "consistent". init="consistent" is the same as
         the last: residual branches that the AuxNets leave out are set to zero *in the model*, so that λ = X before the
-        first step. For fresh models only.
+        first step. For fresh models only: it is refused where a norm or a gradient shows that a model was trained (one
+        without norms does not show it).
     auxnet: your own AuxNets: `factory(in_spec, out_spec, stage)`, a list of modules, or a dict by boundary (1, 2, ...).
     plan: a Plan of this model to follow: the same stages and AuxNets, nothing is measured or searched.
     memory_limit: bytes per rank, one number or one a rank. speeds: relative speed of each rank.
@@ -155,6 +156,7 @@ def _compile(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], op
                     progress=options.progress)  # fmt: skip
     layout = plan_program(captured, found, costs, tensors, options)
     checked = run_gate(captured, layout.stages, tensors) if options.gate else "not checked: gate=False"
+    layout = begin(captured, layout, tensors, options)  # last: a program that is refused leaves the model as it was
     plan = make_plan(captured, found, costs, layout, tensors, width, checked, options)
     return Compiled(captured, plan, layout.stages, tuple(m.aux for m in layout.made))
 

@@ -99,7 +99,15 @@ def plan_program(
         made = make_auxnets(model, layout.stages, prices, options.aux, tensors)
         real = _hosted(costs, layout.best, _terms(options, [m.total for m in made]))
         layout = Layout(replace(real, lower_bound=min(real.step, layout.best.lower_bound)), layout.stages, tuple(made))
-    start(model, layout.made, options.aux)
+    return layout
+
+
+def begin(captured: Captured, layout: Layout, tensors: list[torch.Tensor], options: Options) -> Layout:
+    """Give the AuxNets their first weights (and, for a consistent start, the model's branches their zeros), and look at
+    how far λ is from X."""
+    if options.aux is None or not layout.made:
+        return layout
+    start(captured._lp.model, layout.made, options.aux)
     differences = _violations(captured, layout, tensors, options)
     for k, violation in enumerate(differences):
         if violation > 0:
@@ -107,7 +115,7 @@ def plan_program(
             warnings.warn(
                 f"the start is not consistent at boundary {k + 1}: λ and X differ by {violation:.3g} of the square of "
                 f"X ({why}); train with a warm-up",
-                stacklevel=6,
+                stacklevel=7,
             )
     return replace(layout, violations=differences)
 

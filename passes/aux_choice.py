@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from torch import fx
@@ -19,6 +19,7 @@ SHARES = (1.0, 0.875, 0.75, 0.625, 0.5, 0.4375, 0.375, 0.3125, 0.25, 0.1875, 0.1
 SPARE = 0.08  # of the budget: less than this is not worth another block
 GOOD = 0.85  # of the budget: the first thinned block that uses so much will do
 CANDIDATES = 4  # blocks to try for that
+ROUNDING = 1e-9  # relative: a budget of half of two equal blocks is one of them
 WORTH_SPLITTING = 0.8  # of a layer's cost, for two thinner ones in its place
 
 Thinned = dict[str, tuple[int | None, int | None, int | None]]  # a layer's channels: made, taken in, kept apart
@@ -50,7 +51,8 @@ class Chooser:
 
     def cost(self, dropped: Iterable[Residual]) -> float:
         instead = shortcuts(self.graph, self.stage, dropped)
-        return sum(self.costs.get(n.name, 0.0) for n in needed(self.values, instead, self.writing))
+        running = needed(self.values, instead, self.writing)
+        return sum(self.costs.get(n.name, 0.0) for n in self.graph.nodes if n in running)  # in order: same rounding
 
     def attempt(self, dropped: Sequence[Residual], thinnable: Sequence[Residual] | None) -> Choice:
         """The widest form within the limit, or the thinnest there is. Channels go from the branches of `thinnable`
@@ -79,14 +81,24 @@ class Chooser:
 
 
 def choose(
-    stage: Stage, graph: fx.Graph, costs: dict[str, float], budget: float, *, tied: bool, init: str
+    stage: Stage,
+    graph: fx.Graph,
+    costs: dict[str, float],
+    budget: float,
+    *,
+    tied: bool,
+    init: str,
+    shared: Collection[int] = (),
 ) -> Choice | None:
-    """The blocks to keep within `budget` of the stage's cost; None where the stage has no block that can be dropped."""
+    """The blocks to keep within `budget` of the stage's cost; None where the stage has no block that can be dropped.
+
+    `shared` are the parameters (by id) that other stages use too: they are never set to zero.
+    """
     total = sum(costs.get(n.name, 0.0) for n in graph.nodes)
-    chooser = Chooser(stage, graph, costs, budget * total, tied)
+    chooser = Chooser(stage, graph, costs, budget * total * (1 + ROUNDING), tied)
     blocks = [b for b in residuals(graph, stage) if _droppable(b, chooser.writing)]
     consistent = init == "consistent"
-    zeros = {b: zeroing(b, stage) for b in blocks} if consistent else {}
+    zeros = {b: _own_zeros(b, graph, stage, shared) for b in blocks} if consistent else {}
     if consistent:
         blocks = [b for b in blocks if zeros[b] is not None]
     plain, changing = [b for b in blocks if b.keeps], [b for b in blocks if not b.keeps]
@@ -174,6 +186,22 @@ def by_distance(items: Sequence[str], taken: Sequence[str]) -> list[str]:
     at = [-1, *(i for i, item in enumerate(items) if item in taken), len(items)]
     free = [i for i in range(len(items)) if i not in at]
     return [items[i] for i in sorted(free, key=lambda i: -min(abs(i - j) for j in at))]
+
+
+def _own_zeros(block: Residual, graph: fx.Graph, stage: Stage, shared: Collection[int]) -> tuple[str, ...] | None:
+    """What to set to zero for the branch, if nothing but the branch uses it."""
+    names = zeroing(block, stage)
+    parameters = dict(stage.named_parameters(remove_duplicate=False))
+    wanted = {id(parameters[name]) for name in names or ()}
+    for node in graph.nodes:
+        if node not in block.inside and node.op == "call_module":
+            used = {id(p) for p in submodule(stage, str(node.target)).parameters()}
+        else:
+            used = {id(parameters.get(str(node.target)))} if node.op == "get_attr" else set()
+            used = used if any(user not in block.inside for user in node.users) else set()
+        if used & wanted:
+            return None
+    return names if not wanted & set(shared) else None
 
 
 def _droppable(block: Residual, writing: dict[object, list[fx.Node]]) -> bool:

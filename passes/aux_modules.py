@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -97,11 +97,14 @@ def refresh(values: Iterable[Any]) -> None:
                         parameter.normal_(0.0, float(parameter.std()) if parameter.device.type != "meta" else 1.0)
 
 
-def take_weights(aux: nn.Module, stage: nn.Module) -> None:
-    """Give the AuxNet the stage's weights and statistics as they are now; thinned layers get their first channels."""
+def take_weights(aux: nn.Module, stage: nn.Module, split: Collection[str] = ()) -> None:
+    """Give the AuxNet the stage's weights and statistics as they are now; thinned layers get their first channels.
+
+    Layers that were `split` in two have theirs already, as near as two thin ones come.
+    """
     theirs = dict(stage.named_parameters(remove_duplicate=False)) | dict(stage.named_buffers(remove_duplicate=False))
     with torch.no_grad():
         for name, tensor in (*aux.named_parameters(), *aux.named_buffers()):
             source = theirs.get(name)
-            if source is not None and source is not tensor:
+            if source is not None and source is not tensor and name.rpartition(".")[0] not in split:
                 tensor.copy_(source[tuple(slice(0, size) for size in tensor.shape)])

@@ -11,7 +11,7 @@ in all that is left, then branches beside a projection go. A stage without resid
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -43,6 +43,7 @@ class AuxRecord:
     dropped: tuple[str, ...] = ()
     thinned: tuple[str, ...] = ()  # blocks or layers with fewer channels
     zeroed: tuple[str, ...] = ()  # parameters of the model that must start at zero
+    split: tuple[str, ...] = ()  # layers that became two thinner ones
     forward_share: float = 0.0  # of the stage's forward cost, estimated
     backward_share: float = 0.0
 
@@ -74,9 +75,11 @@ def derive(
     init: str = "fresh",
     seed: int = 0,
     batch_free: bool = True,
+    shared: Collection[int] = (),
 ) -> AuxNet:
     """The AuxNet of a stage. `costs` gives (forward, backward) of its nodes by name; without them FLOPs count.
-    `batch_free`: the stage runs at any batch size, so the AuxNet must too.
+    `batch_free`: the stage runs at any batch size, so the AuxNet must too. `shared`: ids of parameters that other
+    stages use.
 
     The model does not change. For a consistent start, `record.zeroed` names the parameters that must be set to zero;
     `take_weights` then gives the AuxNet the model's weights.
@@ -88,7 +91,8 @@ def derive(
     graph = stage._lp_graphs[True]
     prices = {n.name: (costs or {}).get(n.name) or _flops(n) for n in graph.nodes}
     total = (sum(f for f, _ in prices.values()) or 1.0, sum(b for _, b in prices.values()) or 1.0)
-    choice = choose(stage, graph, {n: f + b for n, (f, b) in prices.items()}, budget, tied=form == "tied", init=init)
+    sums = {n: f + b for n, (f, b) in prices.items()}
+    choice = choose(stage, graph, sums, budget, tied=form == "tied", init=init, shared=shared)
     if choice is not None:
         aux = _built(stage, choice, form, init, seed)
         parts = [prices.get(n.name, (0.0, 0.0)) for n in choice.graph.nodes]
@@ -194,6 +198,7 @@ def _record(choice: Choice, form: str, init: str) -> AuxRecord:
         dropped=tuple(n for n in names if n not in left),
         thinned=tuple(cut),
         zeroed=choice.zeroed,
+        split=tuple(choice.ranks),
     )
 
 

@@ -160,6 +160,8 @@ def _takes_in(layer: nn.Module) -> int:
 
 def _width(layer: Any, convolution: str, linear: str, transposed: str) -> int:
     """The layers that mix all channels: convolutions without groups, linear layers, and transformers' Conv1D."""
+    if layer._forward_pre_hooks:  # weight norm of old: the weight is made anew at each call
+        return 0
     if type(layer) in CONVOLUTIONS:
         return int(getattr(layer, convolution)) if layer.groups == 1 else 0
     if type(layer) is nn.Linear:
@@ -178,6 +180,8 @@ def _channel_dim(node: fx.Node, layer: nn.Module) -> int:
 def _keeps(layer: Any, channels: int, dim: int) -> int | None:
     """What the number of channels must be a multiple of for a layer that works on each channel, or group of channels,
     by itself; None for other layers."""
+    if layer._forward_pre_hooks:
+        return None
     if isinstance(layer, _BatchNorm):
         return 1 if layer.num_features == channels and dim == 1 else None
     if type(layer) in CONVOLUTIONS and layer.in_channels == layer.out_channels == channels:

@@ -32,21 +32,24 @@ def compose(parts: Sequence[AuxNet]) -> AuxNet:
         made[i] = graph.placeholder(str(inputs[i].target))
         made[i].meta = dict(inputs[i].meta)
     lam: list[fx.Node] = []
-    for part in parts:
-        lam = _inline(graph, part, lam, made)
+    state: dict[str, Any] = {}
+    for j, part in enumerate(parts):
+        own = _state(part)
+        names = {t: t if state.get(t, v) is v else f"{t}_{j}" for t, v in own.items()}  # a layer that stages share
+        state |= {names[t]: v for t, v in own.items()}
+        lam = _inline(graph, part, lam, made, names)
     graph.output(lam[0] if len(lam) == 1 else tuple(lam))
     graph.lint()
     last = aux_io(parts[-1])
     io = StageIO((), tuple(wanted), last.boundary, ())
     whole = AuxNet({True: graph, False: graph}, f"Re{parts[-1]._lp_name}", _lp_io={True: io, False: io})
-    state: dict[str, Any] = {}
-    for part in parts:
-        state |= _state(part)
     whole._lp_fill(_Tree(parts), state)
     return whole
 
 
-def _inline(graph: fx.Graph, part: AuxNet, lam: list[fx.Node], inputs: dict[int, fx.Node]) -> list[fx.Node]:
+def _inline(
+    graph: fx.Graph, part: AuxNet, lam: list[fx.Node], inputs: dict[int, fx.Node], names: dict[str, str]
+) -> list[fx.Node]:
     io = aux_io(part)
     given = [*lam, *(inputs[i] for i in io.inputs)]
     copies: dict[fx.Node, fx.Node] = {}
@@ -60,6 +63,8 @@ def _inline(graph: fx.Graph, part: AuxNet, lam: list[fx.Node], inputs: dict[int,
         else:
             copies[node] = graph.node_copy(node, copies.__getitem__)
             copies[node].meta = dict(node.meta)
+            if node.op in ("call_module", "get_attr"):
+                copies[node].target = names[str(node.target)]
     return results
 
 
@@ -101,6 +106,7 @@ def record(parts: Sequence[AuxNet], kind: str, forward: float, backward: float) 
         dropped=tuple(n for r in records for n in r.dropped),
         thinned=tuple(n for r in records for n in r.thinned),
         zeroed=tuple(sorted({n for r in records for n in r.zeroed})),
+        split=tuple(n for r in records for n in r.split),
         forward_share=forward,
         backward_share=backward,
     )

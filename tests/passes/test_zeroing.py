@@ -164,3 +164,80 @@ def test_where_no_branch_can_start_at_zero_the_model_is_left_alone_and_that_is_s
     with pytest.warns(UserWarning, match=r"not consistent at boundary 1: .*an adapter cannot start there"):
         lpcompile.parallelize(model, 2, example_inputs=torch.randn(5, 4), cost="flops", init="consistent", gate=False)
     assert all(torch.equal(before[n], p) for n, p in model.named_parameters())
+
+
+class Gated(nn.Module):
+    """The branch's last matrix is the model's embedding: it is not the branch's alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(9, D)
+        self.branches = nn.ModuleList([nn.Sequential(nn.LayerNorm(D), nn.Linear(D, 9), nn.GELU()) for _ in range(6)])
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x: Tensor = self.embedding(ids)
+        for branch in self.branches:
+            x = x + branch(x) @ self.embedding.weight
+        return x
+
+
+def test_what_others_use_too_is_not_set_to_zero() -> None:
+    torch.manual_seed(0)
+    model, ids = Gated(), torch.randint(0, 9, (4, 5))
+    with pytest.warns(UserWarning, match="not consistent"):
+        lpcompile.parallelize(model, 2, example_inputs=ids, cost="flops", init="consistent", gate=False)
+    assert bool(model.embedding.weight.any())
+
+
+def test_frozen_branches_are_not_set_to_zero() -> None:
+    torch.manual_seed(0)
+    model = Stack(MAKERS["linear"])
+    for block in model.blocks:
+        block.requires_grad_(False)
+    with pytest.warns(UserWarning, match="not consistent"):
+        lpcompile.parallelize(model, 2, example_inputs=torch.randn(5, 4), cost="flops", init="consistent", gate=False)
+    assert all(bool(p.any()) for p in model.blocks.parameters())
+
+
+def test_a_program_that_is_refused_leaves_the_weights_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> str:
+        raise lpcompile.GateError("no")
+
+    monkeypatch.setattr("lpcompile.compile.run_gate", refuse)
+    torch.manual_seed(0)
+    model = Stack(MAKERS["linear"])
+    before = {n: p.detach().clone() for n, p in model.named_parameters()}
+    with pytest.raises(lpcompile.GateError):
+        lpcompile.parallelize(model, 2, example_inputs=torch.randn(5, 4), cost="flops", init="consistent")
+    assert all(torch.equal(before[n], p) for n, p in model.named_parameters())
+
+
+def test_a_copied_stem_in_two_layers_is_as_near_as_two_thin_layers_come() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 64), *[Branch(nn.Linear(64, 4), nn.Linear(4, 64)) for _ in range(6)])
+    with torch.no_grad():
+        model[0].weight.copy_(torch.randn(64, 3) @ torch.randn(3, 64))  # of rank 3: nothing need be lost
+    options: dict[str, Any] = {"cost": "flops", "gate": False, "aux_budget": 0.2, "pins": {"cut": ["1"]}}
+    program = lpcompile.parallelize(model, 2, example_inputs=torch.randn(5, 64), aux_init="copy", **options)
+    (name,) = program.auxnets[0].record.split
+    aux = dict(program.auxnets[0].named_parameters())
+    assert torch.allclose(aux[f"{name}_up.weight"] @ aux[f"{name}.weight"], model[0].weight, atol=1e-3)
+
+
+@pytest.mark.parametrize("form", ["recursive", "recursive-shared"])
+def test_recursive_auxnets_of_stages_that_share_a_layer(form: str) -> None:
+    class Shared(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem, self.layer = nn.Linear(4, D), Branch(nn.Linear(D, 64), nn.GELU(), nn.Linear(64, D))
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.stem(x)
+            for _ in range(9):
+                x = self.layer(x)
+            return x
+
+    torch.manual_seed(0)
+    x = torch.randn(5, 4)
+    program = lpcompile.parallelize(Shared(), 3, example_inputs=x, cost="flops", gate=False, aux=form, aux_budget=0.3)
+    assert [aux(x).shape for aux in program.auxnets] == [(5, D), (5, D)]
