@@ -41,6 +41,8 @@ class AuxOptions:
     batch_free: bool = True  # the model runs at any batch size
 
     def check(self) -> None:
+        if isinstance(self.budget, bool) or not isinstance(self.budget, (int, float)) or not 0 <= self.budget <= 1:
+            raise UsageError(f"aux_budget={self.budget!r} is no share of a stage: give a number from 0 to 1.")
         if self.form not in FORMS:
             raise UsageError(f"aux={self.form!r} is not one of {', '.join(FORMS)}")
         if self.init not in INITS:

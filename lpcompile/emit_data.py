@@ -43,6 +43,7 @@ def describe(program: Any, parts: dict[str, Any]) -> dict[str, Any]:
         "training": program.module.training,
         "modes": {p: m.training for p, m in program.module.named_modules() if m.training != program.module.training},
         "modules": modules_to_json(program.module),
+        "keys": list(program.module.state_dict()),
         "shared": shared(parts),
         "ties": ties(parts),
         "strides": {name: strides(part) for name, part in parts.items()},

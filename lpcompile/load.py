@@ -86,13 +86,18 @@ def load(directory: str | Path) -> Program:
     folder = Path(directory)
     data = _model_json(folder)
     plan = Plan.load(folder / "plan.json")
-    if plan.hash != data["plan"]:
+    if plan.hash != data.get("plan"):
         raise EmitError(f"{folder / 'plan.json'} is not the plan that this folder was emitted with; {_AGAIN}")
     try:
         return _load(folder, data, plan)
     except LpError:
         raise
-    except (KeyError, TypeError, ValueError, IndexError) as error:
+    except (ImportError, SyntaxError) as error:
+        raise EmitError(
+            f"the code in {folder} cannot be imported ({type(error).__name__}: {error}); install the package that the "
+            f"model's layers come from, or {_AGAIN}"
+        ) from error
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
         raise EmitError(f"{folder / 'model.json'} is broken ({type(error).__name__}: {error}); {_AGAIN}") from error
 
 
@@ -140,6 +145,10 @@ def _load(folder: Path, data: dict[str, Any], plan: Plan) -> Program:
         Unguarded(),
     )
     auxnets = cast("tuple[AuxNet, ...]", tuple(parts[f"auxnet_{k}"] for k in range(len(parts) - len(stages))))
+    if len(auxnets) != sum(b.aux is not None for b in plan.boundaries):
+        raise EmitError(f"{folder} has {len(auxnets)} AuxNets, its plan another number; {_AGAIN}")
+    if list(model.state_dict()) != data["keys"]:
+        raise EmitError(f"the stages in {folder} do not add up to the model that was emitted; {_AGAIN}")
     done = Compiled(cast(Captured, LoadedCapture(info)), plan, cast("tuple[Stage, ...]", tuple(stages)), auxnets)
     program = Program(model, _cannot_compile, _cannot_compile)
     program.__dict__.update(_lp_done=done, _lp_variants={decode(data["call_state"]): done})

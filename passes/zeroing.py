@@ -81,6 +81,8 @@ class _Walk:
         if name in PRODUCTS:
             states = [n for n in inputs if _is_parameter(n, self.modules)]
             return next((f for n in [*states, *inputs] if (f := self.zero(n)) is not None), None)
+        if name == "pad" and (node.kwargs.get("value") or any(node.args[3:])):
+            return None
         return self.zero(inputs[0]) if name in THROUGH and inputs else None
 
     def _use(self, names: set[str]) -> set[str] | None:
