@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from lpcompile.runtime import psi, watch
+from lpcompile.runtime.kappa import rows
 from lpcompile.runtime.methods.method import Terms
 from lpcompile.runtime.stores import Store
 from lpcompile.runtime.worker import Worker
@@ -153,7 +154,9 @@ def kappa(w: Worker, item: Instruction, slot: int) -> None:
 
 
 def multiply(w: Worker, item: Instruction, slot: int) -> None:
-    """κ_k ← κ_k - η/(2β) · ½ ∂ψ/∂λ_k; a network learns the same by one backward with 1/(2β) · ½ ∂ψ/∂λ_k."""
+    """κ_k ← κ_k - η/(2β) · ½ ∂ψ/∂λ_k. A network learns the same by one backward with 1/(2β) · ½ ∂ψ/∂λ_k, as a mean over
+    the rows that share its weights: a sum would make its step as many times as long.
+    """
     k = item.boundary
     lams, Xs = w.pick(k, w.values["lam", k, slot]), w.pick(k, w.values["X", k, slot])
     factor = 1 / (2 * w.beta(k, slot)) / 2
@@ -161,7 +164,7 @@ def multiply(w: Worker, item: Instruction, slot: int) -> None:
     made = w.values.pop(("kappa_graph", k, slot), None)
     if made is not None:
         weight = w.weight(slot)
-        torch.autograd.backward(made, [s * weight for s in steps])
+        torch.autograd.backward(made, [s * (weight / rows(s)) for s in steps])
         w.updater.due.add(f"kappa {k}")
         return
     index, rate = index_of(w, slot), w.learning_rate(w.settings.kappa_lr)

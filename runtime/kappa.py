@@ -18,7 +18,7 @@ class KappaNet(nn.Module):
 
     def __init__(self, specs: Sequence[TensorSpec]) -> None:
         super().__init__()
-        self.dims = [1 if len(s.shape) == 4 else len(s.shape) - 1 for s in specs]
+        self.dims = [channel_dim(len(s.shape)) for s in specs]
         self.layers = nn.ModuleList()
         for spec, dim in zip(specs, self.dims, strict=True):
             width = spec.shape[dim]
@@ -32,6 +32,15 @@ class KappaNet(nn.Module):
         for lam, layer, dim in zip(lams, self.layers, self.dims, strict=True):
             found.append(layer(lam.movedim(dim, -1)).movedim(-1, dim).contiguous())
         return tuple(found)
+
+
+def channel_dim(ndim: int) -> int:
+    return 1 if ndim == 4 else ndim - 1
+
+
+def rows(kappa: Tensor) -> int:
+    """How many rows of channels a pointwise network maps with the same weights."""
+    return kappa.numel() // kappa.shape[channel_dim(kappa.dim())]
 
 
 def kappa_net(specs: Sequence[TensorSpec]) -> KappaNet:

@@ -167,7 +167,7 @@ def test_lagrangian_with_multipliers_from_a_network(hosts):
     for net, kappa, lam, X in zip(kappanets, made, lams, outs, strict=False):
         leaf = lam.detach().requires_grad_()
         slope = torch.autograd.grad(psi.value("scaled", leaf, X), leaf)[0]
-        found = torch.autograd.grad(kappa, list(net.parameters()), slope / 2 / (2 * BETA))
+        found = torch.autograd.grad(kappa, list(net.parameters()), slope / 2 / (2 * BETA) / len(x))
         gradients |= dict(zip(net.parameters(), found, strict=True))
     assert_same(trainer, gradients)
 
