@@ -119,9 +119,25 @@ def parallelize(
         return compile_(model, args, kwargs, replace(options, **again))
 
     program = Program(model, compile_call, lambda args, kwargs: _capture(model, args, kwargs, options))
+    program.__dict__["_lp_options"] = options
     if example_inputs is None and not example_kwargs:
         return program
     args, kwargs = example_call(model, example_inputs, example_kwargs)
+    return program.compile_for(*args, **kwargs)
+
+
+def follow(model: nn.Module, plan: Plan, how: Options | None, x: Any) -> Program:
+    """The program of a plan again, in another process: compiled as it was, for inputs like x, and not checked again."""
+    if how is None:
+        raise UsageError("a program from emitted code is not compiled again; run its script under torchrun")
+    aux = replace(how.aux, form=plan.aux or how.aux.form, init=plan.aux_init or how.aux.init) if how.aux else None
+    options = replace(how, K=plan.K, cost=plan.cost, max_width=plan.width, plan=plan, gate=False, aux=aux)
+    program = Program(
+        model,
+        lambda args, kwargs, stages: compile_(model, args, kwargs, options),
+        lambda args, kwargs: _capture(model, args, kwargs, options),
+    )
+    args, kwargs = example_call(model, x, None)
     return program.compile_for(*args, **kwargs)
 
 

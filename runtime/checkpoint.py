@@ -23,6 +23,7 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor
 
 from lpcompile.errors import UsageError
+from lpcompile.plan import Plan
 from lpcompile.runtime import named, plain
 from lpcompile.runtime.storage import Reader, Writer, read_json, sync, write_json
 
@@ -119,7 +120,7 @@ def load(trainer: Engine, folder: Path) -> dict[str, Any]:
     _check_model(trainer, folder, run, reader)
     shared = plain.nested(run["state"], read(reader, plain.names(run["state"])))
     tensors = read(reader, named.wanted(trainer, reader.files))
-    if run["plan"] == trainer.plan.to_json():
+    if _layout(Plan.from_json(run["plan"])) == _layout(trainer.plan):
         own = {}
         for rank in [w.rank for w in trainer.workers]:
             data = read_json(folder / f"rank{rank}.json")
@@ -132,6 +133,13 @@ def load(trainer: Engine, folder: Path) -> dict[str, Any]:
                         "%s start anew", folder, run["K"], lost)  # fmt: skip
     extra: dict[str, Any] = shared["extra"]
     return extra
+
+
+def _layout(plan: Plan) -> list[Any]:
+    """What two plans must have in common for a rank to take over the state of its namesake."""
+    nets = [b.aux for b in plan.boundaries]
+    made = [a and (a.kind, a.rank, a.kept, a.dropped, a.thinned) for a in nets]
+    return [plan.K, [(b.position, b.values) for b in plan.boundaries], made]
 
 
 def _check_model(trainer: Engine, folder: Path, run: dict[str, Any], reader: Reader) -> None:

@@ -7,19 +7,19 @@ it can still be read when the process has been killed. Whoever supervises the ra
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import mmap
 import os
 import re
+import select
 import signal
 import struct
-import sys
 import threading
 import time
 import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 SIZE, HEAD = 256, struct.Struct("<diH")  # when, step, length of the text that follows
 BLOCKED = ("wait", "norm", "tied", "average")  # instructions in which a rank waits for others
@@ -121,14 +121,14 @@ def signal_name(code: int) -> str:
         return f"signal {code}"
 
 
-def die_with(parent: int) -> None:
-    """End this process when its parent is gone, however that ended."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+def die_with(pipe: Any) -> None:
+    """End this process when whoever reads the other end of the pipe is gone, however that ended."""
 
     def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(0.5)
-        os._exit(1)
+        waiting = select.poll()
+        waiting.register(pipe.fileno(), 0)  # errors only: the reader has gone
+        waiting.poll()
+        if not pipe.closed:
+            os._exit(1)
 
-    threading.Thread(target=watch, daemon=True, name="parent watch").start()
+    threading.Thread(target=watch, daemon=True, name="supervisor watch").start()

@@ -84,25 +84,24 @@ def launch(
     *,
     world: int,
     K: int | None = None,
-    start: str = "spawn",
     device: str = "cpu",
     timeout: float = TIMEOUT,
 ) -> Any:
     """Run `function(*args)` in `world` processes that find each other, and give what it returned on rank 0.
 
-    start: "spawn" (fresh processes; function and args are pickled) or "fork" (they share what this process has; CPU only).
+    The processes are fresh (forked from one that has imported torch and done nothing else): function and args are pickled.
     A rank that dies, raises, or stays in one instruction for `timeout` seconds ends all of them with `Interrupted`.
     K: stages, to say which stage and replica a rank is.
     """
     if device.startswith("cuda") and torch.cuda.device_count() < world:
         raise UsageError(f"{world} ranks need a GPU each, and this machine has {torch.cuda.device_count()}")
     folder = Path(tempfile.mkdtemp(prefix="lpcompile-"))
-    context = mp.get_context(start)
+    context = _context()
     team = _Team(folder, world, K or world, timeout)
     try:
         for rank in range(world):
             receive, send = context.Pipe(duplex=False)
-            given = (function, tuple(args), rank, world, str(folder), device, timeout, send, os.getpid())
+            given = (function, tuple(args), rank, world, str(folder), device, timeout, send)
             process = context.Process(target=_rank, args=given, name=f"rank {rank}")
             try:
                 process.start()
@@ -117,13 +116,22 @@ def launch(
         shutil.rmtree(folder, ignore_errors=True)
 
 
+def _context() -> Any:
+    """One import of torch for all ranks, and none of the threads that this process may have."""
+    if "forkserver" not in mp.get_all_start_methods():
+        return mp.get_context("spawn")
+    context = mp.get_context("forkserver")
+    context.set_forkserver_preload(["lpcompile.compile", "lpcompile.runtime.trainer", "lpcompile.runtime.loop"])
+    return context
+
+
 def _rank(
     function: Callable[..., Any], args: tuple[Any, ...], rank: int, world: int, folder: str, device: str,
-    timeout: float, pipe: Any, parent: int,
+    timeout: float, pipe: Any,
 ) -> None:  # fmt: skip
     """The life of one rank's process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that launched us; it ends us
-    guard.die_with(parent)
+    guard.die_with(pipe)
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_RANK": str(rank),
                    "LOCAL_WORLD_SIZE": str(world)}  # fmt: skip
     guard.own = Board(Path(folder) / str(rank))
@@ -133,12 +141,17 @@ def _rank(
         result = function(*args)
         guard.own.note(0, "(at the end)")
         leave()
-        pipe.send((True, result if rank == 0 else None))
+        _tell(pipe, (True, result if rank == 0 else None))
     except BaseException as error:
-        pipe.send((False, (guard.failure_of(error, rank), error if isinstance(error, LpError) else None)))
+        _tell(pipe, (False, (guard.failure_of(error, rank), error if isinstance(error, LpError) else None)))
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(1)  # destructors of a broken process group can block
+
+
+def _tell(pipe: Any, message: Any) -> None:
+    """By plain pickle: torch's own would leave tensors in memory that goes with this process."""
+    pipe.send_bytes(pickle.dumps(message))
 
 
 class _Team:
@@ -187,7 +200,7 @@ class _Team:
 
     def _message(self, rank: int) -> Any:
         try:
-            return self.pipes[rank].recv() if self.pipes[rank].poll() else None
+            return pickle.loads(self.pipes[rank].recv_bytes()) if self.pipes[rank].poll() else None
         except (EOFError, OSError):
             self.processes[rank].join(GRACE)
             return (False, (self._died(rank), None))

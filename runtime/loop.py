@@ -82,7 +82,7 @@ def run(
                 out.evaluated(epoch + 1, shown)
         if watch.save and trainer.steps and not place.saved_at(trainer.steps):
             place.save(trainer, watch)
-        found = out.last | shown
+        found = out.last | {f"test {name}": value for name, value in shown.items()}
     if watch.trace:
         timeline.write(trainer, Path(watch.trace))
     return found

@@ -79,8 +79,9 @@ def load(trainer: Engine, given: dict[str, Any]) -> None:
     """Go on, on the same plan, from what `state` gave."""
     ranks: dict[int, dict[str, Any]] = {}
     schedulers: dict[str, Any] = {}
+    asked, now = trainer.target.name, states.own_state(trainer)
     for w in trainer.workers:
-        own = dict(given["ranks"][w.rank])
+        own = _filled(given["ranks"][w.rank], now, w)
         schedulers |= own.pop("schedulers")
         own["stage"] = _stage_state(w, given["model"])
         optimizers = own["updater"]["optimizers"]
@@ -89,6 +90,22 @@ def load(trainer: Engine, given: dict[str, Any]) -> None:
         ranks[w.rank] = own
     trainer.flush()
     states.load_own_state(trainer, {**{k: given[k] for k in SHARED}, "schedulers": schedulers, "ranks": ranks})
+    if asked != trainer.target.name:
+        trainer.switch(asked)
+
+
+def _filled(given: dict[str, Any], now: dict[str, Any], w: Worker) -> dict[str, Any]:
+    """What the saved method had no use for (AuxNets, say, under `bp`) stays as it is."""
+    mine, own = now["ranks"][w.rank], dict(given)
+    for key in ("auxnets", "kappanets"):
+        own[key] = {**mine[key], **given[key]}
+    optimizers = {**mine["updater"]["optimizers"], **given["updater"]["optimizers"]}
+    own["updater"] = {**given["updater"], "optimizers": optimizers}
+    schedulers = {n: s for n, s in now["schedulers"].items() if n.startswith(f"{w.rank} ")}
+    own["schedulers"] = {**schedulers, **given["schedulers"]}
+    if len(given["gradients"]) != len(mine["gradients"]):
+        own["gradients"] = mine["gradients"]
+    return own
 
 
 def load_elsewhere(trainer: Engine, given: dict[str, Any], rank0: Any) -> str:
