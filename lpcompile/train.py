@@ -63,7 +63,7 @@ class Job:
     workers: int = 0
     timeout: float = launch.TIMEOUT
     options: dict[str, Any] = field(default_factory=dict)
-    watch: Watch = Watch()
+    watch: Watch = field(default_factory=Watch)
 
     def check(self) -> None:
         """All that can be known to be wrong before anything is started."""
@@ -72,7 +72,10 @@ class Job:
             raise UsageError(f"-K {self.K} --replicas {self.replicas}: both are numbers of 1 or more")
         if self.data != "digits" and not Path(self.data).is_dir():
             raise UsageError(f"--data {self.data}: there is no such folder; give a folder of images, or digits")
-        for name, value, known in (("--optimizer", self.optimizer, OPTIMIZERS), ("--schedule", self.schedule, SCHEDULES)):
+        for name, value, known in (
+            ("--optimizer", self.optimizer, OPTIMIZERS),
+            ("--schedule", self.schedule, SCHEDULES),
+        ):
             if value not in known:
                 raise UsageError(f"{name} {value} is not one of {', '.join(known)}")
         if self.watch.resume and not self.watch.save:
@@ -117,8 +120,16 @@ def train_rank(job: Job) -> dict[str, Any]:
     channels, size = _image(source, job)
     shard = (_rank() // job.K, job.replicas)
     # stored λ and κ are of a sample, not of a view of it
-    train, test, classes = loaders(job.data, channels=channels, size=size, batch=job.batch // job.replicas, seed=job.seed,
-                                   workers=job.workers, shard=shard, augment=not _stores(job))  # fmt: skip
+    train, test, classes = loaders(
+        job.data,
+        channels=channels,
+        size=size,
+        batch=job.batch // job.replicas,
+        seed=job.seed,
+        workers=job.workers,
+        shard=shard,
+        augment=not _stores(job),
+    )
     before = checkpoint.latest(Path(watch.save)) if watch.save and watch.resume else None
     x = next(iter(train))[0]
     program = compiled(job, model, x, before)
@@ -135,9 +146,9 @@ def train_rank(job: Job) -> dict[str, Any]:
         **{"total_steps": total, **job.options},
     )
     if trainer.main:
-        print(f"{job.model} on {job.data}: {len(train.dataset)} samples, {classes} classes; K = {job.K}"  # type: ignore[arg-type]
-              f"{f' x {job.replicas} replicas' if job.replicas > 1 else ''}, {job.method}, {total} steps of {job.batch}",
-              flush=True)  # fmt: skip
+        replicas = f" x {job.replicas} replicas" if job.replicas > 1 else ""
+        what = f"{job.model} on {job.data}: {len(train) * job.batch} samples an epoch, {classes} classes"
+        print(f"{what}; K = {job.K}{replicas}, {job.method}, {total} steps of {job.batch}", flush=True)
     return run(trainer, train, job.epochs, test=test, watch=watch)
 
 
@@ -196,7 +207,9 @@ def _check_classes(program: Program, x: torch.Tensor, classes: int, job: Job) ->
         program.module.train()
     if not isinstance(given, torch.Tensor) or given.dim() != 2 or given.shape[1] < classes:
         shape = list(given.shape) if isinstance(given, torch.Tensor) else type(given).__name__
-        raise UsageError(f"{job.model} gives {shape} and {job.data} has {classes} classes; the model must tell them apart")
+        raise UsageError(
+            f"{job.model} gives {shape} and {job.data} has {classes} classes; the model must tell them apart"
+        )
 
 
 def _optimizer(job: Job) -> Callable[[list[nn.Parameter]], torch.optim.Optimizer]:

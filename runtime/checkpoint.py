@@ -5,8 +5,8 @@
                        rank0.safetensors, index.json
 
 Parameters and their optimizer state are stored under the model's own names, so that a checkpoint loads at another K and
-exports to a plain file. They are written by torch.distributed.checkpoint into a folder with a temporary name, which gets its
-own name when all of it is on disk. Reading unpickles nothing.
+exports to a plain file. They are written by torch.distributed.checkpoint into a folder with a temporary name, which gets
+its own name when all of it is on disk. Reading unpickles nothing.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 import re
 import shutil
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +25,7 @@ from torch import Tensor
 
 from lpcompile.errors import UsageError
 from lpcompile.plan import Plan
-from lpcompile.runtime import named, plain
+from lpcompile.runtime import guard, named, plain
 from lpcompile.runtime.storage import Reader, Writer, read_json, sync, write_json
 
 if TYPE_CHECKING:
@@ -38,6 +39,12 @@ RUN = "run.json"
 
 def save(trainer: Engine, folder: Path, *, extra: dict[str, Any] | None = None, keep: int = 2) -> Path:
     """Write a checkpoint of this moment; the newest `keep` stay. All ranks must call it, and see the same folder."""
+    trainer.flush()
+    with guard.away(trainer.steps, "saving a checkpoint"):
+        return _save(trainer, folder, extra or {}, keep)
+
+
+def _save(trainer: Engine, folder: Path, extra: dict[str, Any], keep: int) -> Path:
     given = named.state(trainer)
     target = folder / f"step-{trainer.steps:08d}"
     part = folder / f".part-{target.name}"
@@ -52,7 +59,7 @@ def save(trainer: Engine, folder: Path, *, extra: dict[str, Any] | None = None, 
             write_json(part / f"rank{rank}.json", data)
             tensors |= found
         tensors |= given["model"]
-        shared = {key: given[key] for key in named.SHARED} | {"extra": extra or {}}
+        shared = {key: given[key] for key in named.SHARED} | {"extra": extra}
         run_tensors, run = plain.flat(shared, "run")
         if trainer.main:
             tensors |= run_tensors
@@ -171,7 +178,9 @@ def read(reader: Reader, names: Any) -> dict[str, Tensor]:
         raise UsageError(f"{reader.folder} does not hold {missing[0]!r}; is it a whole checkpoint?")
     found = {n: torch.empty(sizes[n].size, dtype=sizes[n].properties.dtype) for n in names}
     if found:
-        dcp.load(found, storage_reader=reader, no_dist=True)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "torch.distributed is disabled")  # which is what is wanted here
+            dcp.load(found, storage_reader=reader, no_dist=True)
     return found
 
 

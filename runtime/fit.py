@@ -51,8 +51,8 @@ def fit(
 ) -> dict[str, Any]:
     """Train on K processes of this machine (or as one rank, under torchrun), and leave the weights in the model.
 
-    loader, test: give (x, y) or (x, y, index); every rank iterates them alike. With replicas, each takes its own part of
-        every batch.
+    loader, test: give (x, y) or (x, y, index); every rank iterates them alike. With replicas, each takes its own
+        part of every batch.
     timeout: seconds within which a job with a dead or hanging rank has ended everywhere.
     options: those of `program.trainer` and of `lpcompile.runtime.loop.Watch` (save, resume, log, trace, ...).
     """

@@ -89,7 +89,7 @@ def launch(
 ) -> Any:
     """Run `function(*args)` in `world` processes that find each other, and give what it returned on rank 0.
 
-    The processes are fresh (forked from one that has imported torch and done nothing else): function and args are pickled.
+    The processes are fresh, forked from one that has imported torch and done nothing else: function and args are pickled.
     A rank that dies, raises, or stays in one instruction for `timeout` seconds ends all of them with `Interrupted`.
     K: stages, to say which stage and replica a rank is.
     """

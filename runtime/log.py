@@ -1,4 +1,4 @@
-"""What a run shows of itself: a progress line, one line of numbers every few steps, TensorBoard where it is installed."""
+"""What a run shows of itself: a progress line, a line of numbers every few steps, TensorBoard where installed."""
 
 from __future__ import annotations
 

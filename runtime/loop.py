@@ -53,8 +53,8 @@ def run(
 ) -> dict[str, Any]:
     """Train, from the newest checkpoint on where that is asked for; gives the last metrics and evaluation.
 
-    All ranks call it alike. The loader must have a length, and give the same samples in the same order whenever an epoch is
-    run again from the same random state.
+    All ranks call it alike. The loader must have a length, and give the same samples in the same order whenever an
+    epoch is run again from the same random state.
     """
     watch = watch or Watch()
     if not isinstance(loader, Sized):
@@ -121,8 +121,7 @@ class Place:
     def save(self, trainer: Trainer, watch: Watch) -> None:
         assert watch.save is not None
         extra = {"epoch_start": self.epoch_start, "now": torch.get_rng_state()}
-        with guard.away(trainer.steps, "saving a checkpoint"):
-            checkpoint.save(trainer, Path(watch.save), extra=extra, keep=watch.keep)
+        checkpoint.save(trainer, Path(watch.save), extra=extra, keep=watch.keep)
         self.last_saved = trainer.steps
 
     def saved_at(self, step: int) -> bool:

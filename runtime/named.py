@@ -1,7 +1,7 @@
 """A trainer's state under the model's own names, so that it does not depend on which rank holds what.
 
-"model/conv1.weight" is a parameter, "optimizer/conv1.weight/momentum_buffer" what its optimizer keeps for it. What belongs
-to a rank or boundary (AuxNets, stores, random streams, schedulers) stays with its rank.
+"model/conv1.weight" is a parameter, "optimizer/conv1.weight/momentum_buffer" what its optimizer keeps for it. What
+belongs to a rank or boundary (AuxNets, stores, random streams, schedulers) stays with its rank.
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ SHARED = ("steps", "slot", "method", "target", "seen", "violation_at_start")
 
 
 def state(trainer: Engine) -> dict[str, Any]:
-    """`trainer.state()` with parameters and optimizer state in "model" by name, the rest by rank."""
-    trainer.flush()
+    """A trainer at rest: its state with parameters and optimizer state in "model" by name, the rest by rank."""
     found = states.own_state(trainer)
     model: dict[str, Tensor] = {}
     ranks: dict[int, dict[str, Any]] = {}

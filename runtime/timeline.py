@@ -42,20 +42,17 @@ def events(trainer: Trainer) -> list[dict[str, Any]]:
     for w in trainer.workers:
         rank = trainer.first_rank + w.rank
         name = f"rank {rank}: stage {w.rank}" + (f" of replica {rank // w.K}" if trainer.replicas > 1 else "")
-        found.append({"ph": "M", "name": "process_name", "pid": rank, "tid": 0, "args": {"name": name}})
-        found.append({"ph": "M", "name": "process_sort_index", "pid": rank, "tid": 0, "args": {"sort_index": rank}})
+        at = {"pid": rank, "tid": 0}
+        found.append({"ph": "M", "name": "process_name", **at, "args": {"name": name}})
+        found.append({"ph": "M", "name": "process_sort_index", **at, "args": {"sort_index": rank}})
         for text, _, step, begin, end in w.trace or ():
             kind = "wait" if text.split(" ")[0] in WAITS else "message" if text[:5] in ("send ", "recv ") else "compute"
-            found.append(
-                {"ph": "X", "name": text, "cat": kind, "pid": rank, "tid": 0, "ts": 1e6 * (begin + offset),
-                 "dur": 1e6 * (end - begin), "args": {"step": step}}  # fmt: skip
-            )
+            ts, dur = 1e6 * (begin + offset), 1e6 * (end - begin)
+            found.append({"ph": "X", "name": text, "cat": kind, **at, "ts": ts, "dur": dur, "args": {"step": step}})
         last = max((e["ts"] for e in found if "ts" in e), default=1e6 * time.time())
         sizes = memory.of(w) | ({"process": memory.process()} if trainer.distributed else {})
-        found += [
-            {"ph": "C", "name": "memory, MiB", "pid": rank, "tid": 0, "ts": last,
-             "args": {name: round(size / 2**20, 3) for name, size in sizes.items()}}  # fmt: skip
-        ]
+        amounts = {name: round(size / 2**20, 3) for name, size in sizes.items()}
+        found.append({"ph": "C", "name": "memory, MiB", **at, "ts": last, "args": amounts})
     return found
 
 

@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from lpcompile.errors import TrainingError, UsageError
-from lpcompile.runtime import checkpoint, comm, storage
+from lpcompile.runtime import comm, storage
 from lpcompile.runtime.loop import Watch, run
 from tests.runtime.small import any_auxnets, batches, compiled, mlp, norm_mlp, sgd
 
@@ -57,8 +57,9 @@ def trainer(K, method="penalty", seed=0, model=None, optimizer=adam, **options):
     return program.trainer(F.cross_entropy, optimizer=optimizer, auxnets=any_auxnets(program, seed), **options)
 
 
-def loss_parameters(t):
-    return {f"{k} {n}": v for w in t.workers for k, net in w.auxnets.items() for n, v in net.module.state_dict().items()}
+def auxnet_state(t):
+    nets = [(k, net.module) for w in t.workers for k, net in w.auxnets.items()]
+    return {f"{k} {n}": v for k, module in nets for n, v in module.state_dict().items()}
 
 
 def straight(K, folder):
@@ -68,7 +69,7 @@ def straight(K, folder):
         torch.manual_seed(5)
         t = trainer(K, **{"method": name, **options})
         run(t, shuffled(), 2, watch=Watch(save=f"{folder}/{name}", save_every=3, keep=9, evaluate_every=0))
-        found[name] = {**t.state_dict(), **loss_parameters(t)}
+        found[name] = {**t.state_dict(), **auxnet_state(t)}
     return found
 
 
@@ -84,7 +85,7 @@ def resumed(K, folder, step):
             (own / f"step-{step:08d}").symlink_to(source / f"step-{step:08d}")
         dist.barrier()
         run(t, shuffled(), 2, watch=Watch(save=str(own), save_every=3, keep=9, resume=True, evaluate_every=0))
-        found[name] = {**t.state_dict(), **loss_parameters(t)}
+        found[name] = {**t.state_dict(), **auxnet_state(t)}
     return found
 
 
@@ -93,8 +94,9 @@ def at_another_K(K, folder):
     t.load(f"{folder}/multiplier")
     moments = {name: s["exp_avg"] for w in t.workers for name, p in w.stage.module.named_parameters()
                for q, s in w.updater.optimizer.state.items() if q is p}  # fmt: skip
-    state, lr = t.state_dict(), t.lr
+    state, lr = {name: v.clone() for name, v in t.state_dict().items()}, t.lr
     t.step(*batches(1, dtype=torch.float32)[0])
+    t.flush()
     return state, moments, t.steps, lr
 
 
@@ -106,60 +108,84 @@ def of_another_model(K, folder):
     return ""
 
 
-def killed(where, folder, save_every=2, resume=False, kill=3, sig=signal.SIGKILL):
-    """Train; on the way rank 1 (rank 0 where it sends) kills itself at step `kill`, in the place that is asked for."""
-    torch.manual_seed(5)
-    at = {"step": 0}
+class Accident:
+    """Something that happens to one rank at one step, in one place: it is killed, stopped, or raises."""
 
-    def die(rank, step=None):
-        if dist.get_rank() == rank and at["step"] == (kill if step is None else step):
-            os.kill(os.getpid(), sig)
+    def __init__(self, where, step=3, sig=signal.SIGKILL):
+        self.where, self.step, self.sig, self.now = where, step, sig, 0
+
+    def here(self, where, rank):
+        if where == self.where and dist.get_rank() == rank and self.now == self.step:
+            os.kill(os.getpid(), self.sig)
             time.sleep(60)
 
-    def loss(output, target):
-        if where == "forward":
-            die(1)
-        if where == "raise" and at["step"] == kill:
-            raise ValueError("the loss is broken")
-        if where == "usage" and at["step"] == kill:
-            raise TrainingError("nothing to learn")
-        if where == "backward":
-            output.register_hook(lambda g: die(1))
+    def loss(self, output, target):
+        self.here("forward", 1)
+        if self.where in ("raise", "usage") and self.now == self.step:
+            raise ValueError("the loss is broken") if self.where == "raise" else TrainingError("nothing to learn")
+        output.register_hook(lambda g: self.here("backward", 1)) if output.requires_grad else None
         return F.cross_entropy(output, target)
 
-    t = trainer(2, "multiplier", micro=2)
-    t.loss_fn = loss
-    for w in t.workers:
-        if w.last:
-            inner = w.loss
-            w.loss = lambda found, target: (loss(found[0], target), inner(found, target))[0]
-    if where == "sending":
-        send = comm.Distributed.send
-        comm.Distributed.send = lambda self, *args: (die(0), send(self, *args))[1]
-    if where == "saving":
-        write = storage.save_file
-        storage.save_file = lambda tensors, file: (write(tensors, file), die(1, 4))[0]
-    if where == "renaming":
-        storage.write_json = lambda file, data: (die(0, 4), checkpoint.write_json(file, data))[1]
+    def send(self, transport, *args):
+        self.here("sending", 0)
+        return SEND(transport, *args)
+
+    def save_file(self, tensors, file):
+        WRITE(tensors, file)
+        self.here("saving", 1)
+
+
+SEND, WRITE = comm.Distributed.send, storage.save_file
+
+
+def killed(where, folder, resume=False, sig=signal.SIGKILL):
+    """Train with checkpoints every second step, and have an accident on the way."""
+    torch.manual_seed(5)
+    accident = Accident(where, 4 if where == "saving" else 3, sig)
+    comm.Distributed.send = lambda self, *args: accident.send(self, *args)
+    storage.save_file = accident.save_file
+    program = compiled(Net(), 2, batches(1, dtype=torch.float32)[0][0])
+    t = program.trainer(accident.loss, optimizer=adam, auxnets=any_auxnets(program, 0), method="multiplier", micro=2)
 
     def note(metrics):
-        at["step"] = t.steps
+        accident.now = t.steps
 
-    watch = Watch(save=folder, save_every=save_every, resume=resume, evaluate_every=0)
-    run(t, shuffled(), 2, watch=watch, on_step=note)
+    run(t, shuffled(), 2, watch=Watch(save=folder, save_every=2, resume=resume, evaluate_every=0), on_step=note)
     return t.state_dict()
 
 
+def all_replicated(K, replicas, cases):
+    """Each case on this replica's part of every batch: weights, evaluation, and whether all replicas are alike."""
+    return [replicated(K, replicas, *case) for case in cases]
+
+
 def replicated(K, replicas, method, options):
-    """Training on this replica's half of each batch; every rank's own parameters."""
-    torch.manual_seed(0)
     data = batches(4)
     program = compiled(mlp(), K, data[0][0])
     t = program.trainer(F.cross_entropy, optimizer=sgd, method=method, auxnets=linear(K), replicas=replicas, **options)
     this = t.first_rank // K
     for x, y in data:
         t.step(x[this::replicas], y[this::replicas])
-    return t.state_dict(), t.evaluate(data), t.main
+    state, shown = t.state_dict(), t.evaluate(data)
+    found = [None] * dist.get_world_size()
+    dist.all_gather_object(found, (state, shown, t.main))
+    alike = all(torch.equal(state[n], other[n]) for other, _, _ in found for n in state)
+    return state, shown, [alike, [m for _, _, m in found].count(True) == 1, all(s == shown for _, s, _ in found)]
+
+
+def dealt(count):
+    """The order of samples in which a whole batch has the micro-batches of two replicas together."""
+    halves = [list(range(r, count, 2)) for r in range(2)]
+    middle = len(halves[0]) // 2
+    return [i for part in (slice(None, middle), slice(middle, None)) for h in halves for i in h[part]]
+
+
+def refused():
+    try:
+        replicated(2, 2, "penalty-stored", {})
+    except UsageError as error:
+        return str(error)
+    return ""
 
 
 def linear(K):
@@ -186,3 +212,10 @@ def watched(folder):
     t = trainer(2, "penalty", trace=True)
     return run(t, shuffled(), 2, test=shuffled(), watch=Watch(
         log=f"{folder}/log.jsonl", log_every=2, trace=f"{folder}/trace.json"))  # fmt: skip
+
+
+def endless(folder):
+    Path(folder, f"pid{dist.get_rank()}").write_text(str(os.getpid()))
+    t = trainer(2, "penalty")
+    for _ in range(100_000):
+        t.step(*batches(1, dtype=torch.float32)[0])
