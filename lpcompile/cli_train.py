@@ -39,6 +39,7 @@ def add_train(parser: argparse.ArgumentParser) -> None:
     add("--cost", choices=["measured", "flops"], help="where the plan's costs come from (default measured)")
     add("--plan", metavar="FILE", help="follow a saved plan")
     add("--size", type=int, metavar="PX", help="height and width of the images")
+    add("--input", metavar="SHAPE", help="the model's input without the batch, where nothing tells it: 3x32x32")
     add("--seed", type=int)
     add("--device", help="cpu (default) or cuda: one GPU a rank")
     add("--workers", type=int, help="processes that load images, for each rank (default 0)")
@@ -58,7 +59,7 @@ def add_train(parser: argparse.ArgumentParser) -> None:
 OPTIONS = ("beta", "micro", "lockstep", "psi", "kappa", "clip", "warmup")
 WATCH = ("save", "save_every", "keep", "resume", "log", "log_every", "tensorboard", "trace", "evaluate_every")
 OTHER = ("model", "data", "K", "replicas", "method", "epochs", "batch", "lr", "optimizer", "weight_decay", "schedule",
-         "aux", "aux_budget", "init", "cost", "plan", "size", "seed", "device", "workers", "timeout")  # fmt: skip
+         "aux", "aux_budget", "init", "cost", "plan", "size", "input", "seed", "device", "workers", "timeout")  # fmt: skip
 
 
 def _beta(text: str) -> float | str:

@@ -28,6 +28,8 @@ from lpcompile.passes.split import Stage
 from lpcompile.passes.units import Unit, units
 from lpcompile.plan import Plan
 from lpcompile.program import Compiled, Program, on_meta
+from lpcompile.runtime import launch
+from lpcompile.runtime.handshake import in_torchrun
 
 WIDTHS = (1, 2, 3, 8)
 BALANCED = 1.25  # a wider boundary is not worth it where narrower ones give a largest stage within this of the mean
@@ -81,6 +83,7 @@ def parallelize(
         the last: residual branches that the AuxNets leave out are set to zero *in the model*, so that λ = X before the
         first step. For fresh models only.
     auxnet: your own AuxNets: `factory(in_spec, out_spec, stage)`, a list of modules, or a dict by boundary (1, 2, ...).
+        Under torchrun rank 0 measures, and all ranks follow its plan: all of them must call this.
     plan: a Plan of this model to follow: the same stages and AuxNets, nothing is measured or searched.
     memory_limit: bytes per rank, one number or one a rank. speeds: relative speed of each rank.
     pins: {"cut": [names], "together": [[first, last], "prefix"]} in unit names as the plan prints them.
@@ -116,6 +119,8 @@ def parallelize(
     def compile_call(args: Any, kwargs: Any, stages: int | None) -> Compiled:
         """Compile for a call; again, with as many stages, when the program is called under another autocast."""
         again: dict[str, Any] = {} if stages is None else {"K": stages, "cost": "flops", "aux": None, "plan": None}
+        if stages is None and plan is None and cost == "measured" and in_torchrun():
+            return _compile_together(model, args, kwargs, options)
         return compile_(model, args, kwargs, replace(options, **again))
 
     program = Program(model, compile_call, lambda args, kwargs: _capture(model, args, kwargs, options))
@@ -139,6 +144,21 @@ def follow(model: nn.Module, plan: Plan, how: Options | None, x: Any) -> Program
     )
     args, kwargs = example_call(model, x, None)
     return program.compile_for(*args, **kwargs)
+
+
+def _compile_together(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], options: Options) -> Compiled:
+    """On one of several ranks: rank 0 measures and plans, and the others follow its plan."""
+    launch.join(next((p.device.type for p in model.parameters()), "cpu"))
+    mine: list[Compiled] = []
+
+    def make() -> dict[str, Any]:
+        mine.append(compile_(model, args, kwargs, options))
+        return mine[0].plan.to_json()
+
+    plan = Plan.from_json(launch.from_rank_0(make))
+    if mine:
+        return mine[0]
+    return compile_(model, args, kwargs, replace(options, K=plan.K, plan=plan, max_width=plan.width, gate=False))
 
 
 def compile_(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], options: Options) -> Compiled:

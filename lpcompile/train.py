@@ -6,7 +6,6 @@ itself the command launches its ranks on this machine; under torchrun it is one 
 
 from __future__ import annotations
 
-import datetime
 import logging
 import os
 from collections.abc import Callable
@@ -30,7 +29,6 @@ from lpcompile.runtime import checkpoint, launch
 from lpcompile.runtime.loop import Watch, run
 from lpcompile.runtime.methods import get_method
 
-PLANNING = 3600  # seconds that the other ranks wait for rank 0 to measure and plan
 SMALL = 16  # pixels of the enlarged digits, for models that take any size
 OPTIMIZERS = ("sgd", "adamw")
 SCHEDULES = ("one-cycle", "cosine", "constant")
@@ -58,6 +56,7 @@ class Job:
     cost: str = "measured"
     plan: str | None = None
     size: int | None = None
+    input: str | None = None
     seed: int = 0
     device: str = "cpu"
     workers: int = 0
@@ -115,7 +114,7 @@ def train_rank(job: Job) -> dict[str, Any]:
     if launch.restarts() and watch.save:
         watch = Watch(**{**vars(watch), "resume": True})
     torch.manual_seed(job.seed)
-    source = sources.load(job.model, batch=job.batch, seed=job.seed)
+    source = sources.load(job.model, batch=job.batch, input_shape=job.input, seed=job.seed)
     model = source.model
     channels, size = _image(source, job)
     shard = (_rank() // job.K, job.replicas)
@@ -153,7 +152,7 @@ def train_rank(job: Job) -> dict[str, Any]:
 
 
 def compiled(job: Job, model: nn.Module, x: torch.Tensor, before: Path | None) -> Program:
-    """The program, by a plan that rank 0 makes and all follow. A checkpoint's own plan where it has as many stages."""
+    """The program, by a plan that rank 0 makes and all follow; by a checkpoint's own where it has as many stages."""
     init = job.init or ("consistent" if job.model in REGISTRY else "fresh")
     plan = Plan.load(job.plan) if job.plan else None
     if before is not None:
@@ -167,19 +166,7 @@ def compiled(job: Job, model: nn.Module, x: torch.Tensor, before: Path | None) -
         "example_inputs": x, "cost": job.cost, "method": job.method, "aux_budget": job.aux_budget,
         "aux": job.aux or ("derived"), "aux_init": init, "threads": 1,
     }  # fmt: skip
-    if not dist.is_initialized():
-        return parallelize(model, job.K, plan=plan, **given)
-    patient = dist.new_group(backend="gloo", timeout=datetime.timedelta(seconds=PLANNING))
-    message: list[Any] = [None]
-    program = None
-    if _rank() == 0:
-        program = parallelize(model, job.K, plan=plan, **given)
-        message = [program.plan.to_json()]
-    dist.broadcast_object_list(message, 0, group=patient)
-    if program is None:
-        program = parallelize(model, job.K, plan=Plan.from_json(message[0]), gate=False, **given)
-    dist.barrier(group=patient)
-    return program
+    return parallelize(model, job.K, plan=plan, **given)
 
 
 def _rank() -> int:

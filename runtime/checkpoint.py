@@ -5,8 +5,8 @@
                        rank0.safetensors, index.json
 
 Parameters and their optimizer state are stored under the model's own names, so that a checkpoint loads at another K and
-exports to a plain file. They are written by torch.distributed.checkpoint into a folder with a temporary name, which gets
-its own name when all of it is on disk. Reading unpickles nothing.
+exports to a plain file. torch.distributed.checkpoint writes them into a folder with a temporary name, which gets its
+own name when all of it is on disk. Reading unpickles nothing.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch import Tensor
+from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
+from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
 from lpcompile.errors import UsageError
 from lpcompile.plan import Plan
@@ -68,7 +69,9 @@ def _save(trainer: Engine, folder: Path, extra: dict[str, Any], keep: int) -> Pa
                                     "plan": plan, "state": run})  # fmt: skip
         group = trainer.mesh.along if trainer.mesh is not None and trainer.mesh.along is not None else trainer.control
         alone = not trainer.distributed or trainer.plan.K == 1
-        dcp.save(dict(tensors), storage_writer=Writer(part, trainer.rank), process_group=group, no_dist=alone)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "torch.distributed is disabled")  # which is what is wanted in one process
+            dcp_save(dict(tensors), storage_writer=Writer(part, trainer.rank), process_group=group, no_dist=alone)
     _meet(trainer)
     if trainer.main:
         sync(part)
@@ -180,7 +183,7 @@ def read(reader: Reader, names: Any) -> dict[str, Tensor]:
     if found:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "torch.distributed is disabled")  # which is what is wanted here
-            dcp.load(found, storage_reader=reader, no_dist=True)
+            dcp_load(found, storage_reader=reader, no_dist=True)
     return found
 
 

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from lpcompile.errors import TrainingError
+from lpcompile.runtime import launch
 from lpcompile.runtime.mesh import Mesh
 
 
@@ -21,10 +22,7 @@ def in_torchrun() -> bool:
 
 def join(K: int, replicas: int, device: torch.device) -> Mesh:
     """This process's place among K stages, of so many replicas."""
-    if not dist.is_initialized():
-        if os.environ.get("MASTER_ADDR", "") in ("127.0.0.1", "localhost", "::1"):
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    launch.join(device.type)
     return Mesh.open(K, replicas, device)
 
 

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Sequence
 from multiprocessing import connection
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -30,7 +30,12 @@ from lpcompile.runtime.guard import Board, Doing, Failure
 
 TIMEOUT = 60.0  # seconds within which a job with a rank that is dead or hangs has ended everywhere
 SETTLE = 2.0  # seconds to hear from the others, so that the first cause can be told from its echoes
+PRELOAD = ["torch._dynamo", "lpcompile.compile", "lpcompile.runtime.trainer", "lpcompile.runtime.loop"]
+PATIENCE = 3600.0  # seconds that ranks wait for rank 0 to measure and plan
 GRACE = 3.0  # seconds between asking a process to end and ending it
+
+
+T = TypeVar("T")
 
 
 class Interrupted(TrainingError):
@@ -56,8 +61,17 @@ def join(device: str = "cpu", timeout: float = TIMEOUT, store: str | None = None
     given: dict[str, Any] = {"timeout": datetime.timedelta(seconds=timeout)}
     if store is not None:
         given |= {"rank": int(os.environ["RANK"]), "world_size": int(os.environ["WORLD_SIZE"])}
-        given["store"] = dist.FileStore(store, given["world_size"])
+        given["store"] = torch._C._distributed_c10d.FileStore(store, given["world_size"])
     dist.init_process_group("nccl" if device.startswith("cuda") else "gloo", **given)
+
+
+def from_rank_0(make: Callable[[], T] | None) -> T:
+    """What rank 0 makes, on all ranks; the others wait for as long as it takes."""
+    patient: Any = dist.new_group(backend="gloo", timeout=datetime.timedelta(seconds=PATIENCE))
+    message: list[Any] = [make() if dist.get_rank() == 0 and make is not None else None]
+    dist.broadcast_object_list(message, 0, group=patient)
+    found: T = message[0]
+    return found
 
 
 def leave() -> None:
@@ -89,7 +103,7 @@ def launch(
 ) -> Any:
     """Run `function(*args)` in `world` processes that find each other, and give what it returned on rank 0.
 
-    The processes are fresh, forked from one that has imported torch and done nothing else: function and args are pickled.
+    The processes are fresh, forked from one that has imported torch and done nothing else: what they get is pickled.
     A rank that dies, raises, or stays in one instruction for `timeout` seconds ends all of them with `Interrupted`.
     K: stages, to say which stage and replica a rank is.
     """
@@ -121,7 +135,7 @@ def _context() -> Any:
     if "forkserver" not in mp.get_all_start_methods():
         return mp.get_context("spawn")
     context = mp.get_context("forkserver")
-    context.set_forkserver_preload(["lpcompile.compile", "lpcompile.runtime.trainer", "lpcompile.runtime.loop"])
+    context.set_forkserver_preload(PRELOAD)
     return context
 
 

@@ -129,7 +129,7 @@ def _tensorboard(folder: str) -> Any:
     except ImportError:
         print("TensorBoard is not installed: no events are written (pip install tensorboard)", file=sys.stderr)
         return None
-    return SummaryWriter(folder)  # type: ignore[no-untyped-call]
+    return SummaryWriter(folder)
 
 
 def _clock(seconds: float) -> str:

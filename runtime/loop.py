@@ -103,7 +103,7 @@ class Place:
             torch.set_rng_state(self.start if done else self.now)
             self.now = self.now if done else None
         self.epoch_start = torch.get_rng_state()
-        sampler = getattr(loader, "sampler", None)
+        sampler: Any = getattr(loader, "sampler", None)
         skip = done
         if hasattr(sampler, "start") and hasattr(sampler, "set_epoch"):
             sampler.set_epoch(epoch, done * loader.batch_size)

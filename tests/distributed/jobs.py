@@ -156,7 +156,7 @@ def killed(where, folder, resume=False, sig=signal.SIGKILL):
 
 def all_replicated(K, replicas, cases):
     """Each case on this replica's part of every batch: weights, evaluation, and whether all replicas are alike."""
-    return [replicated(K, replicas, *case) for case in cases]
+    return [refused(), *(replicated(K, replicas, *case) for case in cases)]
 
 
 def replicated(K, replicas, method, options):
