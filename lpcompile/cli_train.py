@@ -59,7 +59,8 @@ def add_train(parser: argparse.ArgumentParser) -> None:
 OPTIONS = ("beta", "micro", "lockstep", "psi", "kappa", "clip", "warmup")
 WATCH = ("save", "save_every", "keep", "resume", "log", "log_every", "tensorboard", "trace", "evaluate_every")
 OTHER = ("model", "data", "K", "replicas", "method", "epochs", "batch", "lr", "optimizer", "weight_decay", "schedule",
-         "aux", "aux_budget", "init", "cost", "plan", "size", "input", "seed", "device", "workers", "timeout")  # fmt: skip
+         "aux", "aux_budget", "init", "cost", "plan", "size", "input", "seed", "device", "workers",
+         "timeout")  # fmt: skip
 
 
 def _beta(text: str) -> float | str:

@@ -160,6 +160,7 @@ def compiled(job: Job, model: nn.Module, x: torch.Tensor, before: Path | None) -
         if saved["K"] == job.K:
             plan = plan or Plan.from_json(saved["plan"])
         else:  # other stages: AuxNets begin as copies of what the saved model has become
+            checkpoint.check_model(model, before)
             model.load_state_dict(checkpoint.model_state(before), strict=True)
             init = "copy"
     given: dict[str, Any] = {

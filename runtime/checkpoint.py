@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
@@ -127,7 +127,7 @@ def describe(folder: Path) -> dict[str, Any]:
 def load(trainer: Engine, folder: Path) -> dict[str, Any]:
     """Go on from a checkpoint; gives the `extra` that was saved with it. All ranks must call it."""
     run, reader = describe(folder), Reader(folder)
-    _check_model(trainer, folder, run, reader)
+    check_model(trainer.program.module, folder)
     shared = plain.nested(run["state"], read(reader, plain.names(run["state"])))
     tensors = read(reader, named.wanted(trainer, reader.files))
     if _layout(Plan.from_json(run["plan"])) == _layout(trainer.plan):
@@ -152,9 +152,11 @@ def _layout(plan: Plan) -> list[Any]:
     return [plan.K, [(b.position, b.values) for b in plan.boundaries], made]
 
 
-def _check_model(trainer: Engine, folder: Path, run: dict[str, Any], reader: Reader) -> None:
-    found = {n.removeprefix(named.MODEL): tuple(m.size) for n, m in _sizes(reader).items() if n.startswith(named.MODEL)}
-    wanted = {n: tuple(t.shape) for n, t in trainer.program.module.state_dict().items() if isinstance(t, Tensor)}
+def check_model(model: nn.Module, folder: Path) -> None:
+    """The checkpoint must be one of this model: the same names and shapes."""
+    run, sizes = describe(folder), _sizes(Reader(folder))
+    found = {n.removeprefix(named.MODEL): tuple(m.size) for n, m in sizes.items() if n.startswith(named.MODEL)}
+    wanted = {n: tuple(t.shape) for n, t in model.state_dict().items() if isinstance(t, Tensor)}
     if found == wanted:
         return
     missing, unknown = sorted(wanted.keys() - found.keys()), sorted(found.keys() - wanted.keys())
@@ -164,7 +166,7 @@ def _check_model(trainer: Engine, folder: Path, run: dict[str, Any], reader: Rea
         f"{other[0]} is {list(found[other[0]])} instead of {list(wanted[other[0]])}"
     )  # fmt: skip
     raise UsageError(
-        f"{folder} is a checkpoint of another model ({run['model']}, not {trainer.plan.model}): {what}; "
+        f"{folder} is a checkpoint of another model ({run['model']}, not {type(model).__name__}): {what}; "
         f"train the model that it was made of, or give another folder"
     )
 

@@ -115,13 +115,16 @@ def launch(
     try:
         for rank in range(world):
             receive, send = context.Pipe(duplex=False)
-            given = (function, tuple(args), rank, world, str(folder), device, timeout, send)
+            # fds 1 and 2 as they are now: the server that ranks come from may be older than a redirection of them
+            outputs = [connection.Connection(os.dup(fd), readable=False) for fd in (1, 2)]
+            given = (function, tuple(args), rank, world, str(folder), device, timeout, send, outputs)
             process = context.Process(target=_rank, args=given, name=f"rank {rank}")
             try:
                 process.start()
             except (AttributeError, TypeError, pickle.PicklingError) as error:
                 raise UsageError(f"a new process cannot be given this: {error}; use functions of a module") from error
-            send.close()
+            for end in (send, *outputs):
+                end.close()
             team.processes.append(process)
             team.pipes.append(receive)
         return team.supervise()
@@ -141,9 +144,12 @@ def _context() -> Any:
 
 def _rank(
     function: Callable[..., Any], args: tuple[Any, ...], rank: int, world: int, folder: str, device: str,
-    timeout: float, pipe: Any,
+    timeout: float, pipe: Any, outputs: list[Any],
 ) -> None:  # fmt: skip
     """The life of one rank's process."""
+    for fd, output in enumerate(outputs, start=1):
+        os.dup2(output.fileno(), fd)
+        output.close()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that launched us; it ends us
     guard.die_with(pipe)
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_RANK": str(rank),

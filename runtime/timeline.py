@@ -51,7 +51,7 @@ def events(trainer: Trainer) -> list[dict[str, Any]]:
             found.append({"ph": "X", "name": text, "cat": kind, **at, "ts": ts, "dur": dur, "args": {"step": step}})
         last = max((e["ts"] for e in found if "ts" in e), default=1e6 * time.time())
         sizes = memory.of(w) | ({"process": memory.process()} if trainer.distributed else {})
-        amounts = {name: round(size / 2**20, 3) for name, size in sizes.items()}
+        amounts = {name: round(size / 2**20, 6) for name, size in sizes.items()}
         found.append({"ph": "C", "name": "memory, MiB", **at, "ts": last, "args": amounts})
     return found
 
