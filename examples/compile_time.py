@@ -1,4 +1,6 @@
-"""How long compiling takes, and how much memory it needs in addition: `python examples/compile_time.py`.
+"""How long compiling, deriving AuxNets and emitting take, and what memory compiling needs in addition.
+
+    python examples/compile_time.py
 
 Each run is a process of its own with one thread, so that imports and first calls count; medians of five.
 """
@@ -8,7 +10,7 @@ import subprocess
 import sys
 
 RUN = """
-import threading, time, torch, torchvision, lpcompile
+import tempfile, threading, time, torch, torchvision, lpcompile
 torch.set_num_threads(1)
 model, x = torchvision.models.resnet152(), torch.randn(2, 3, 224, 224)
 size = sum(p.numel() * p.element_size() for p in model.parameters())
@@ -22,13 +24,28 @@ def watch():
         time.sleep(0.005)
 threading.Thread(target=watch).start()
 start = time.perf_counter()
-lpcompile.parallelize(model, K=8, example_inputs=x, cost="flops")
-print(time.perf_counter() - start, (peak - base) / size)
+program = lpcompile.parallelize(model, K=8, example_inputs=x, cost="flops", method="bp")
+compiled, memory = time.perf_counter() - start, (peak - base) / size
 done = True
+from lpcompile.aux import AuxOptions, make_auxnets
+start = time.perf_counter()
+made = make_auxnets(model, program.stages, {}, AuxOptions())
+derived = time.perf_counter() - start
+program = lpcompile.parallelize(model, K=8, example_inputs=x, cost="flops", gate=False)
+with tempfile.TemporaryDirectory() as folder:
+    start = time.perf_counter()
+    program.emit(folder + "/program")
+    print(compiled, memory, derived, time.perf_counter() - start)
 """
 runs = [subprocess.run([sys.executable, "-c", RUN], capture_output=True, text=True, check=True) for _ in range(5)]
-seconds, memory = zip(*(map(float, r.stdout.split()) for r in runs), strict=True)
-print(
-    f"parallelize(resnet152, K=8, cost='flops'): median {statistics.median(seconds):.1f} s "
-    f"({min(seconds):.1f} to {max(seconds):.1f}), {statistics.median(memory):.2f} of the parameters' memory"
-)
+seconds, memory, derive, emit = zip(*(map(float, r.stdout.split()) for r in runs), strict=True)
+
+
+def median(values: tuple[float, ...]) -> str:
+    return f"median {statistics.median(values):.2f} s ({min(values):.2f} to {max(values):.2f})"
+
+
+extra = f"{statistics.median(memory):.2f} of the parameters' memory"
+print(f"stages of resnet152, K=8, cost='flops': {median(seconds)}, {extra}")
+print(f"its seven AuxNets: {median(derive)}")
+print(f"emit, weights included: {median(emit)}")

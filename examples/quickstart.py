@@ -1,4 +1,4 @@
-"""Each artefact of a compilation as it comes to be: graph, cuts, costs, plan, stages, and the proof.
+"""Each artefact as it comes to be: graph, cuts, costs, plan, stages and AuxNets as code, the proof, schedule and loss.
 
     python examples/quickstart.py [MODEL] [K]
 
@@ -6,11 +6,14 @@ MODEL is a built-in name (default resnet20) or anything that `python -m lpcompil
 """
 
 import sys
+import tempfile
+from pathlib import Path
 
 import torch
 
 import lpcompile
 from lpcompile import sources
+from lpcompile.runtime.default_schedule import default_schedule
 from lpcompile.tables import cut_table, unit_table
 
 name = sys.argv[1] if len(sys.argv) > 1 else "resnet20"
@@ -29,10 +32,15 @@ print("# 3. What each unit between cuts costs\n")
 print(unit_table(program.plan), "\n")
 print("# 4. The plan\n")
 print(program.plan, "\n")
-print(f"# 5. Stage {K - 1} takes the auxiliary variable `lam` where the model had its own activation\n")
-print("\n".join(program.stages[-1].code.strip().splitlines()[:6]), "\n    ...\n")
+print("# 5. A stage as code: it takes the auxiliary variable `lam` where the model had its own activation\n")
+with tempfile.TemporaryDirectory() as folder:
+    written = program.emit(Path(folder) / "program")
+    stage, auxnet = (file.read_text() for file in (written / f"stage_{K - 1}.py", written / "auxnet_0.py"))
+print("\n".join(stage.splitlines()[:44]), "\n    ...\n")
+print("# 6. And an AuxNet, derived from stage 0: it makes the `lam` of stage 1 for a tenth of the cost\n")
+print(auxnet)
 
-print("# 6. The proof: one training step of each, from the same seed\n")
+print("# 7. The proof: one training step of each, from the same seed\n")
 
 
 def step(module: torch.nn.Module) -> tuple[torch.Tensor, list[torch.Tensor | None]]:
@@ -52,3 +60,29 @@ keys = set().union(*(stage.state_dict() for stage in program.stages)) == set(mod
 print(f"outputs bitwise equal: {torch.equal(expected, found)}; gradients: {same}; state_dict keys: {keys}")
 if not (torch.equal(expected, found) and same and keys):
     sys.exit("the program is not the model: please report this")
+
+print("\n# 8. What each rank does in a step: nobody waits for another's forward pass\n")
+schedule = default_schedule(program.plan)
+print("\n".join(str(schedule).splitlines()[:20]), "\n...\n")
+
+if name == "resnet20":
+    print("# 9. Training, all stages in this process (torchrun runs the same with one stage a rank): 8 px digits\n")
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    images = torch.tensor(digits.images, dtype=torch.float32)[:, None].expand(-1, 3, -1, -1) / 16
+    labels = torch.tensor(digits.target)
+    torch.manual_seed(0)
+    fresh = sources.load(name, batch=32, input_shape="3x8x8")
+    program = lpcompile.parallelize(fresh.model, K, example_inputs=images[:32], cost="flops", init="consistent")
+    trainer = program.trainer(
+        torch.nn.functional.cross_entropy, optimizer=lambda ps: torch.optim.SGD(ps, 0.05, momentum=0.9)
+    )
+    order = torch.randperm(len(images))
+    for epoch in range(3):
+        for batch in order[: 32 * 40].split(32):
+            metrics = trainer.step(images[batch], labels[batch])
+        loss, *violations = metrics["loss"], *(f"{v:.3g}" for k, v in metrics.items() if k.startswith("violation"))
+        print(f"epoch {epoch}: loss {loss:.3f}, violation at the boundaries {', '.join(violations)}")
+    rest = [(images[b], labels[b]) for b in order[32 * 40 :].split(64)]
+    print(f"test accuracy: {trainer.evaluate(rest)['accuracy']:.3f}")

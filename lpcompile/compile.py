@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -26,6 +27,7 @@ from lpcompile.passes.profile import SOURCES, profile
 from lpcompile.passes.signature import example_call
 from lpcompile.passes.split import Stage
 from lpcompile.passes.units import Unit, units
+from lpcompile.passes.zeroing import refuse_trained
 from lpcompile.plan import Plan
 from lpcompile.program import Compiled, Program, on_meta
 from lpcompile.runtime import launch
@@ -127,7 +129,7 @@ def parallelize(
     program.__dict__["_lp_options"] = options
     if example_inputs is None and not example_kwargs:
         return program
-    args, kwargs = example_call(model, example_inputs, example_kwargs)
+    args, kwargs = example_call(inspect.signature(model.forward), example_inputs, example_kwargs)
     return program.compile_for(*args, **kwargs)
 
 
@@ -173,6 +175,8 @@ def _capture(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], op
 
 
 def _compile(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], options: Options) -> Compiled:
+    if options.aux is not None and options.aux.init == "consistent" and options.plan is None:
+        refuse_trained(model)
     captured = _capture(model, args, kwargs, options)
     for note in captured._lp.notes:
         if "the program does not" in note:

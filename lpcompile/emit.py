@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -38,9 +39,15 @@ def emit(program: Any, directory: str | Path, *, overwrite: bool = False) -> Pat
     return target
 
 
-def extra_files(program: Any) -> dict[str, str]:
-    """Further files of the folder, by name."""
-    return {}
+def run_files(program: Any) -> dict[str, str]:
+    """How to train it: the entry for torchrun, and what each rank does in a step, where the method is one we run."""
+    from lpcompile.runtime.default_schedule import default_schedule
+
+    files = {"run.py": Path(__file__).with_name("emitted_run.py").read_text()}
+    schedule = default_schedule(program.plan)
+    if schedule is not None:
+        files["schedule.json"] = json.dumps(schedule.to_json(), indent=1) + "\n"
+    return files
 
 
 def program_parts(program: Any) -> dict[str, Any]:
@@ -104,7 +111,7 @@ def _write(program: Any, folder: Path) -> None:
     (folder / MARK).write_text(json.dumps(describe(program, parts), indent=1) + "\n")
     (folder / "support.py").write_text(Path(__file__).with_name("emitted_support.py").read_text())
     (folder / "README.md").write_text(_readme(program, parts))
-    for name, text in extra_files(program).items():
+    for name, text in run_files(program).items():
         (folder / name).write_text(text)
 
 
@@ -117,7 +124,8 @@ def part_doc(program: Any, kind: str, k: int, part: Any) -> list[str]:
     if kind == "stage":
         lines = [f"Stage {k} of {plan.K} of {plan.model}: {span}.", ""]
     else:
-        lines = [f"AuxNet {k} of {plan.model}: a small network in the place of stage {k}.", ""]
+        lines = [f"AuxNet {k} of {plan.model}: a small network in the place of stage {k}, {span}.", ""]
+        lines += aux_doc(plan, k)
     lines.append(f"plan.json: stages[{k}], units {stage.first} to {stage.last}.")
     if k < len(plan.boundaries):
         lines.append(f"The boundary after it: boundaries[{k}], after {plan.boundaries[k].after}.")
@@ -134,10 +142,22 @@ def part_doc(program: Any, kind: str, k: int, part: Any) -> list[str]:
     return lines
 
 
+def aux_doc(plan: Plan, k: int) -> list[str]:
+    """What an AuxNet is made of."""
+    aux = plan.boundaries[k].aux
+    if aux is None:
+        return []
+    made = [f"keeps {', '.join(aux.kept) or 'none'} of {len(aux.kept) + len(aux.dropped)} blocks"]
+    made += [f"thinned: {', '.join(aux.thinned)}"] if aux.thinned else []
+    lines = textwrap.wrap(f"{aux.kind}, {aux.init}; {'; '.join(made)}.", 100)
+    return [*lines, f"It costs {100 * aux.share:.1f} % of the stage and runs on rank {aux.rank}."]
+
+
 def _readme(program: Any, parts: dict[str, Any]) -> str:
     plan = program.plan
     names = [name for name, _ in program.captured._lp.signature.inputs]
     aux = any(name.startswith("auxnet") for name in parts)
+    schedule = "; `schedule.json`: what each rank does in a step" if "schedule.json" in run_files(program) else ""
     return f"""# {prose(plan.model)} in {plan.K} stages
 
 Written by `lpcompile emit`. Stage k takes the tensors of the boundary before it (`lam`) and those model inputs that it
@@ -147,6 +167,7 @@ needs itself, and gives the tensors of the boundary after it; run one after anot
 {"- `auxnet_0.py` ...: the networks that make the auxiliary variables" if aux else ""}
 - `weights/`: safetensors with the model's own keys (`*.buffers.safetensors`: what its state_dict leaves out)
 - `plan.json`: what went where, and what it costs; `model.json`: inputs, outputs and specs
+- `run.py`: trains it, under torchrun or in one process{schedule}
 - `support.py`: loads weights and runs the stages one after another, with torch and safetensors alone
 
 ```python
@@ -156,5 +177,6 @@ stages = load_stages()
 out = serial(stages, {", ".join(names)})
 ```
 
-With lpcompile installed, `program = lpcompile.load("this folder")` gives the program back.
+With lpcompile installed, `program = lpcompile.load("this folder")` gives the program back, and
+`torchrun --nproc-per-node {plan.K} run.py` trains it (`python run.py --help`).
 """.replace("\n\n\n", "\n\n")

@@ -19,7 +19,6 @@ from lpcompile.passes.partition import Partition, auto_stages, evaluate, partiti
 from lpcompile.passes.partition_options import PLAIN_METHODS
 from lpcompile.passes.split import Stage, split, stage_io
 from lpcompile.passes.units import Unit
-from lpcompile.passes.zeroing import refuse_trained
 from lpcompile.plan import AuxPlan, BoundaryPlan, Plan, StagePlan
 from lpcompile.program import on_meta
 
@@ -73,18 +72,14 @@ def plan_program(
     captured: Captured, found: list[Unit], costs: Profile, tensors: list[torch.Tensor], options: Options
 ) -> Layout:
     """Split by the budget, derive the AuxNets, and split again by what they really cost, until the split stays."""
-    best = plan_stages(costs, options)
-    needs_aux = options.aux is not None and best.K > 1 and options.method not in PLAIN_METHODS
-    if options.aux is None or not needs_aux:
+    best, model = plan_stages(costs, options), captured._lp.model
+    if options.aux is None or best.K == 1 or options.method in PLAIN_METHODS:
         return Layout(best, _split(captured, found, best), ())
-    if options.aux.init == "consistent":
-        refuse_trained(captured._lp.model)
     prices = node_costs(captured, found, costs)
-    measured = tensors if options.cost == "measured" else None
     layouts: list[Layout] = []
     for _ in range(ROUNDS):
         stages = _split(captured, found, best)
-        made = make_auxnets(captured._lp.model, stages, prices, options.aux, measured)
+        made = make_auxnets(model, stages, prices, options.aux)
         shares = [m.total for m in made]
         again = partition(costs, best.K, **{**options.planner(), "aux_budget": shares})
         real = _hosted(costs, best, _terms(options, shares))
@@ -94,7 +89,11 @@ def plan_program(
             break
         best = again
     layout = min(layouts, key=lambda one: one.best.step)
-    start(captured._lp.model, layout.made, options.aux)
+    if options.cost == "measured":
+        made = make_auxnets(model, layout.stages, prices, options.aux, tensors)
+        real = _hosted(costs, layout.best, _terms(options, [m.total for m in made]))
+        layout = Layout(replace(real, lower_bound=min(real.step, layout.best.lower_bound)), layout.stages, tuple(made))
+    start(model, layout.made, options.aux)
     return replace(layout, violations=_violations(captured, layout, tensors, options))
 
 

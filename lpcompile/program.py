@@ -12,9 +12,10 @@ from torch import nn
 from lpcompile.errors import InputError
 from lpcompile.passes.auxnet import AuxNet
 from lpcompile.passes.batch import Different, same_graph
-from lpcompile.passes.capture import Captured
+from lpcompile.passes.capture import Captured, rebuilder
 from lpcompile.passes.gate import staged
 from lpcompile.passes.signature import example_call
+from lpcompile.passes.spec import TensorSpec
 from lpcompile.passes.split import Stage
 from lpcompile.passes.tree import flatten
 from lpcompile.plan import Plan
@@ -154,9 +155,20 @@ class Program(nn.Module):
                 stage._lp_use_mode(mode)
         return self
 
+    @property
+    def input_specs(self) -> tuple[TensorSpec, ...]:
+        """What the tensors of a call look like, in the order of `flat_inputs`."""
+        return tuple(spec for _, spec in self.captured._lp.signature.inputs)
+
+    def call_of(self, tensors: list[torch.Tensor]) -> Any:
+        """The opposite of `flat_inputs`: arguments by name, for a call or a trainer's step."""
+        args, kwargs = rebuilder(self.captured._lp.signature)(tensors)
+        names = list(self.captured._lp.signature.parameters.parameters)
+        return {**dict(zip(names, args, strict=False)), **kwargs}
+
     def flat_inputs(self, x: Any) -> list[torch.Tensor]:
         """The tensors of a call, in the order that stages name them: x is a tensor, a tuple of arguments or a dict."""
-        args, kwargs = example_call(self.module, x, None)
+        args, kwargs = example_call(self.captured._lp.signature.parameters, x)
         return self.captured._lp.signature.flat(args, kwargs)
 
     def trainer(self, loss_fn: Callable[[Any, Any], torch.Tensor], **options: Any) -> Trainer:

@@ -12,6 +12,7 @@ the graph from the batch size; one in eval mode is kept beside the training grap
 from __future__ import annotations
 
 import contextlib
+import inspect
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -228,7 +229,8 @@ def capture(
     explain.check_model(model)
     if front_end not in FRONT_ENDS:
         raise UsageError(f"front_end={front_end!r} is not one of {', '.join(FRONT_ENDS)}")
-    args, kwargs = example_call(model, example_inputs, {**(example_kwargs or {}), **(concrete_args or {})})
+    parameters = inspect.signature(model.forward)
+    args, kwargs = example_call(parameters, example_inputs, {**(example_kwargs or {}), **(concrete_args or {})})
     signature = make_signature(model, args, kwargs)
     tensors = signature.flat(args, kwargs)
     attempt = _Attempt(model, signature, _leaf_paths(model, leaf), front_end in ("real", "specialise"),

@@ -295,7 +295,7 @@ def _where(units: list[Part]) -> str:
     """`layer1.N for N = 0 ... 17`, or the names themselves."""
     paths = [".".join(u.path) for u in units]
     if len(paths) == 1:
-        return prose(f"{paths[0]}{', as far as it lies in this stage' if units[0].cut else ''}.")
+        return prose(f"{paths[0]}{', in part' if units[0].cut else ''}.")
     columns = [list(dict.fromkeys(c)) for c in zip(*(u.path for u in units), strict=False)]
     free = [i for i, c in enumerate(columns) if len(c) > 1]
     if len({len(u.path) for u in units}) == 1 and len(free) == 1 and all(c.isdigit() for c in columns[free[0]]):

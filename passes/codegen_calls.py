@@ -128,6 +128,14 @@ def expression(operation: Operation, value: Value, module: Callable[[str], str],
                      "a plain value") from None  # fmt: skip
 
 
+def argument(value: Any, values: Value, names: Names, where: str) -> str:
+    """The source of one argument of a step."""
+    try:
+        return _Arguments(values, names).expr(value).text
+    except Unprintable as error:
+        raise refuse(where, f"it uses {error}", "pass a plain value") from None
+
+
 def _expression(step: Operation, arguments: _Arguments, module: Callable[[str], str], names: Names) -> Expr:
     args, kwargs, target = step.args, step.kwargs, step.target
     if step.op == "call_module":

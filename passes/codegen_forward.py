@@ -12,6 +12,7 @@ from torch import fx
 from lpcompile.passes.codegen_calls import (
     Expr,
     Operation,
+    argument,
     expression,
     symbol_text,
 )
@@ -215,16 +216,14 @@ class Writer:
         assert step is not None and node is not None
         target = step.args[0] if step.args else None
         if step.in_place and isinstance(target, fx.Node) and target in self.variables:
-            right = expression(Operation("call_function", tuple, (step.args[1],), {}), self._value, self._module,
-                               self.names, self._where(node)).text[6:-1]  # fmt: skip
+            right = argument(step.args[1], self._value, self.names, self._where(node))
             self._line(contexts, together, f"{self.variables[target]} {step.in_place} {right}")
             self.variables[node] = self.variables[target]
             self.last[target] = max(self.last.get(target, -1), self.last.get(node, -1))
             return True
         if step.is_assignment and isinstance(target, fx.Node):
             left = Operation("call_function", operator.getitem, step.args[:2], {})
-            right = expression(Operation("call_function", tuple, (step.args[2],), {}), self._value, self._module,
-                               self.names, self._where(node)).text[6:-1]  # fmt: skip
+            right = argument(step.args[2], self._value, self.names, self._where(node))
             place = expression(left, self._value, self._module, self.names, self._where(node)).text
             self._line(contexts, together, f"{place} = {right}")
             return True

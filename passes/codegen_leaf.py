@@ -43,6 +43,10 @@ _DERIVED: dict[Any, dict[str, Callable[[Any], Any]]] = {
         "activation": lambda m: "gelu" if m.activation is F.gelu else m.activation,
     },
 }
+_NORMS: dict[Any, tuple[str, dict[str, Any]]] = {
+    parametrizations._WeightNorm: ("weight_norm", {"dim": 0}),
+    parametrizations._SpectralNorm: ("spectral_norm", {"n_power_iterations": 1, "eps": 1e-12, "dim": None}),
+}
 MISSING: Any = object()
 
 
@@ -78,7 +82,7 @@ def leaf(module: nn.Module, path: str, names: Names) -> Leaf:
     """How to write the layer at `path`."""
     check_hooks(module, path)
     if parametrize.is_parametrized(module):
-        return Leaf(type(module), source=_weight_norm(module, path, names))
+        return Leaf(type(module), source=_parametrized(module, path, names))
     frozen = tuple(n for n, p in module.named_parameters(remove_duplicate=False) if not p.requires_grad)
     total = sum(1 for _ in module.named_parameters(remove_duplicate=False))
     if len(frozen) in (0, total):
@@ -221,27 +225,28 @@ def generic(module: nn.Module, path: str, names: Names) -> str:
     return f"rebuild({', '.join(parts)})"
 
 
-def _weight_norm(module: nn.Module, path: str, names: Names) -> str:
-    """A layer under weight norm: the layer itself, wrapped as its author did."""
+def _parametrized(module: nn.Module, path: str, names: Names) -> str:
+    """A layer under weight norm or spectral norm: the layer itself, wrapped as its author did."""
     lists: Any = module.parametrizations
-    steps = [(name, list(found)) for name, found in lists.items()]
-    kinds = [type(step) for _, found in steps for step in found]
-    if len(kinds) != 1 or kinds[0] is not parametrizations._WeightNorm or not all(
-        p.requires_grad for p in module.parameters()
-    ):  # fmt: skip
-        shown = ", ".join(k.__name__ for k in kinds)
+    steps = [(name, step) for name, found in lists.items() for step in found]
+    known = len(steps) == 1 and type(steps[0][1]) in _NORMS
+    if not known or not all(p.requires_grad for p in module.parameters()):
+        shown = ", ".join(type(step).__name__ for _, step in steps)
         raise refuse(f"{path} ({type(module).__name__})", f"its tensors are computed by {shown}",
-                     "only weight norm is known: call torch.nn.utils.parametrize.remove_parametrizations")  # fmt: skip
-    (name, [step]) = steps[0]
+                     "only weight norm or spectral norm of one trained tensor is known: call "
+                     "torch.nn.utils.parametrize.remove_parametrizations")  # fmt: skip
+    name, step = steps[0]
     kind: Any = type(module).__mro__[1]  # torch made a class for this layer alone, over the layer's own
+    like = lists[name].original if lists[name].is_tensor else lists[name].original1
     plain = kind.__new__(kind)
     plain.__dict__.update(vars(module))
     plain.__dict__["_modules"] = {n: m for n, m in module._modules.items() if n != "parametrizations"}
-    plain.__dict__["_parameters"] = {name: nn.Parameter(getattr(module, name).detach()), **module._parameters}
-    text = _child(plain, path, names)
-    rest = ([quote(name)] if name != "weight" else []) + ([f"dim={step.dim}"] if step.dim != 0 else [])
+    plain.__dict__["_parameters"] = {name: nn.Parameter(torch.empty_like(like)), **module._parameters}
+    wrapper, defaults = _NORMS[type(step)]
+    rest = [quote(name)] if name != "weight" else []
+    rest += [f"{k}={names.literal(getattr(step, k))}" for k, v in defaults.items() if getattr(step, k) != v]
     names.use("nn")
-    return f"nn.utils.parametrizations.weight_norm({', '.join([text, *rest])})"
+    return f"nn.utils.parametrizations.{wrapper}({', '.join([_child(plain, path, names), *rest])})"
 
 
 def _child(module: nn.Module | None, path: str, names: Names) -> str:

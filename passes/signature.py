@@ -108,14 +108,14 @@ def make_signature(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[s
 
 
 def example_call(
-    model: torch.nn.Module, example_inputs: Any, example_kwargs: dict[str, Any] | None
+    parameters: inspect.Signature, example_inputs: Any, example_kwargs: dict[str, Any] | None = None
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Normalise what users pass: a tensor, a tuple of arguments, or a dict of keyword arguments."""
     kwargs = dict(example_kwargs or {})
     if example_inputs is None:
         return (), kwargs
     if isinstance(example_inputs, dict) and not isinstance(example_inputs, torch.Tensor):
-        names = inspect.signature(model.forward).parameters
+        names = parameters.parameters
         open_ended = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in names.values())
         if all(isinstance(k, str) and (k in names or open_ended) for k in example_inputs):
             return (), {**example_inputs, **kwargs}

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from lpcompile.errors import UsageError
+from lpcompile.plan import Plan
 from lpcompile.runtime import handshake, state
 from lpcompile.runtime.comm import Distributed, Local
 from lpcompile.runtime.executor import Op, prepare, run, take_turns
@@ -166,11 +167,7 @@ class Engine:
                 beta.use(self.settings.rule, self.settings.total_steps)
 
     def _micro(self, method: Method) -> int:
-        if self.settings.micro is not None:
-            return self.settings.micro
-        if method.name != "multiplier" or self.plan.K == 1 or not self.plan.batch_free:
-            return 1
-        return max(1, min(MICRO, (self.plan.batch or 1) // SAMPLES))
+        return self.settings.micro if self.settings.micro is not None else default_micro(method, self.plan)
 
     def _clip(self, method: Method) -> float:
         return self.settings.clip_norm(method.exact or self.plan.K == 1)
@@ -255,6 +252,13 @@ class Engine:
         if not isinstance(self.transport, Distributed):
             return metrics
         return handshake.merge(metrics, self.transport.control)
+
+
+def default_micro(method: Method, plan: Plan) -> int:
+    """Micro-batches a step where nobody says how many."""
+    if method.name != "multiplier" or plan.K == 1 or not plan.batch_free:
+        return 1
+    return max(1, min(MICRO, (plan.batch or 1) // SAMPLES))
 
 
 def asdict_shallow(given: Settings) -> dict[str, Any]:

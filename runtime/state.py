@@ -40,7 +40,8 @@ def release_others(trainer: Engine) -> None:
     kept = {id(t) for m in modules(mine) for t in (*m.parameters(), *m.buffers())}
     program = trainer.program
     others = [program.module, program.captured, *program.stages, *(net.module for net in trainer.auxnets.values())]
-    for module in (m for root in others for m in root.modules()):
+    roots = (root for root in others if isinstance(root, nn.Module))  # a loaded program has no undivided graph
+    for module in (m for root in roots for m in root.modules()):
         for name, parameter in module._parameters.items():
             if parameter is not None and id(parameter) not in kept:
                 module._parameters[name] = nn.Parameter(parameter.detach().to("meta"), parameter.requires_grad)

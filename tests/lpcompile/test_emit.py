@@ -7,7 +7,6 @@ The golden files in tests/golden/emit are what three models look like. After a c
 
 from __future__ import annotations
 
-import copy
 import json
 import os
 import subprocess
@@ -19,6 +18,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import lpcompile
@@ -27,7 +27,8 @@ from lpcompile.cli import main
 from lpcompile.passes.split import stage_io
 from lpcompile.zoo.check import differences
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "emit"
+ROOT = Path(__file__).parents[2]
+GOLDEN = ROOT / "tests" / "golden" / "emit"
 
 
 @pytest.fixture(autouse=True)
@@ -67,12 +68,13 @@ def test_golden_code(name: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
     model, x = GOLDEN_MODELS[name]()
     folder = program_of(model, 2, x).emit(tmp_path / "program")
-    written = {file.name: file.read_text() for file in sorted(folder.glob("stage_*.py"))}
+    golden = [*sorted(folder.glob("*_[0-9].py")), folder / "schedule.json"]
+    written = {file.name: file.read_text() for file in golden}
     if os.environ.get("LPCOMPILE_GOLDEN"):
         (GOLDEN / name).mkdir(parents=True, exist_ok=True)
         for file, text in written.items():
             (GOLDEN / name / file).write_text(text)
-    assert written == {file.name: file.read_text() for file in sorted((GOLDEN / name).glob("*.py"))}
+    assert written == {file.name: file.read_text() for file in (GOLDEN / name).iterdir()}
     assert not differences(model, *_loaded(folder, x))
 
 
@@ -264,18 +266,39 @@ def _refreshed(program: Program) -> Any:
     return program.stages
 
 
-def test_auxnets_are_files_too(tmp_path: Path) -> None:
-    """One with its own weights, one that shares its stage's."""
+@pytest.mark.parametrize("form", ["derived", "tied", "recursive-shared"])
+def test_auxnets_are_files_too(tmp_path: Path, form: str) -> None:
+    """With their own weights, their stage's, or weights that they share."""
     x = torch.randn(2, 3, 32, 32)
-    program = program_of(models.resnet20(), 3, x)
-    program.__dict__["_lp_auxnets"] = (copy.deepcopy(program.stages[0]), program.stages[1])
+    options: dict[str, Any] = {"cost": "flops", "gate": False, "aux": form, "aux_init": "copy"}
+    program = parallelize(models.resnet20(), 3, example_inputs=x, **options)
     loaded = lpcompile.load(program.emit(tmp_path / "program"))
-    own, tied = loaded.auxnets
-    assert torch.equal(own(x), program.auxnets[0](x))
     assert (tmp_path / "program" / "auxnet_0.py").read_text().startswith('"""AuxNet 0 of ResNet')
-    stage = loaded.stages[1].state_dict(keep_vars=True)
-    assert all(tensor is stage[name] for name, tensor in tied.state_dict(keep_vars=True).items())
-    assert all(tensor is not loaded.state_dict(keep_vars=True)[n] for n, tensor in own.named_parameters())
+    assert torch.equal(loaded.auxnets[0](x), program.auxnets[0](x))
+    stage, aux = (dict(m.named_parameters()) for m in (loaded.stages[0], loaded.auxnets[0]))
+    assert aux and all((tensor is stage[name]) == (form == "tied") for name, tensor in aux.items())
+    other = dict(loaded.auxnets[1].named_parameters())
+    assert all((other.get(name) is tensor) == (form == "recursive-shared") for name, tensor in aux.items())
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_run_py_trains_the_folder(tmp_path: Path, ranks: int) -> None:
+    """In one process, and as torchrun starts it: one stage a process."""
+    program = parallelize(models.resnet20(), 2, example_inputs=torch.randn(4, 3, 8, 8), cost="flops", gate=False)
+    folder = program.emit(tmp_path / "program")
+    launch = [] if ranks == 1 else ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    run = subprocess.run(
+        [sys.executable, *launch, str(folder / "run.py"), "--lr", "0.01"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+    )
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.count("loss ") == 5
+    trained = models.resnet20()
+    trained.load_state_dict(load_file(folder / "trained.safetensors"), strict=True)
+    assert int(trained.bn1.num_batches_tracked) >= 5
 
 
 # ---- refusals

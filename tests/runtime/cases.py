@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+import lpcompile
 from tests.runtime.small import Routed, Wide, any_auxnets, batches, compiled, norm_mlp, random_hosts, sgd
 
 
@@ -49,8 +50,14 @@ CASES = [
     Case("checkpoint", "penalty", {"checkpoint": True}, "dropout"),
     Case("warm-up", "penalty", {"warmup": 2}),
     Case("warm-up, then skewed", "multiplier", {"warmup": 2, "micro": 2}, hosts=1),
+    Case("the program's own AuxNets", "multiplier", {"micro": 2}, "resnet"),
+    Case("AuxNets tied to their stages", "multiplier", {"micro": 2}, "tied resnet"),
     Case("switch", "multiplier", {"micro": 2}, switch="bp"),
 ]
+
+
+def resnet() -> torch.nn.Module:
+    return lpcompile.models.ResNet(14, 3, width=4)
 
 
 def train(case: Case, K: int) -> dict[str, Any]:
@@ -59,13 +66,17 @@ def train(case: Case, K: int) -> dict[str, Any]:
     data = batches(6, dtype=torch.float32, last=6)
     if case.model == "wide":
         data = [((x, torch.arange(len(x)) % 10), y) for x, y in data]
-    models = {"wide": Wide, "routed": Routed, "dropout": lambda: norm_mlp(dropout=0.2), "norm": norm_mlp}
+    if "resnet" in case.model:
+        data = [(x.repeat(1, 32).view(len(x), 3, 8, 8), y) for x, y in data]
+    models = {"wide": Wide, "routed": Routed, "dropout": lambda: norm_mlp(dropout=0.2), "norm": norm_mlp,
+              "resnet": resnet, "tied resnet": resnet}  # fmt: skip
     torch.manual_seed(0)
     hosts = random_hosts(K, case.hosts) if case.hosts else None
-    program = compiled(models[case.model](), K, data[0][0], hosts, max_width=3)
+    how = {"init": "consistent", "aux": "tied" if "tied" in case.model else "derived"} if "resnet" in case.model else {}
+    program = compiled(models[case.model](), K, data[0][0], hosts, max_width=3, **how)
     loss = (lambda out, y: F.cross_entropy(out["logits"], y)) if case.model == "wide" else F.cross_entropy
-    options = {"auxnets": any_auxnets(program), "optimizer": sgd, "method": case.method, **case.options}
-    trainer = program.trainer(loss, **options)
+    auxnets = None if "resnet" in case.model else any_auxnets(program)
+    trainer = program.trainer(loss, optimizer=sgd, method=case.method, auxnets=auxnets, **case.options)
     metrics = []
     for i, (x, y) in enumerate(data):
         if case.switch and i == 4:
@@ -73,10 +84,10 @@ def train(case: Case, K: int) -> dict[str, Any]:
         index = torch.arange(len(y)) + 8 * (i % 3)
         metrics.append(trainer.gather(trainer.step(x, y, index)))
     shown = trainer.evaluate(data[:2], recalibrate=data[:3], aux=True)
-    auxnets = {f"{k} {n}": t for w in trainer.workers for k, net in w.auxnets.items()
+    learnt = {f"{k} {n}": t for w in trainer.workers for k, net in w.auxnets.items()
                for n, t in net.module.state_dict().items()}  # fmt: skip
     numbers = [{k: v for k, v in m.items() if " ms" not in k} for m in metrics]
-    return {"model": trainer.state_dict(), "auxnets": auxnets, "metrics": numbers, "evaluation": shown}
+    return {"model": trainer.state_dict(), "auxnets": learnt, "metrics": numbers, "evaluation": shown}
 
 
 def run_rank(rank: int, K: int, port: int, folder: str) -> None:

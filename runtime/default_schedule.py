@@ -1,0 +1,28 @@
+"""The schedule that a trainer with default settings runs: for what reads a plan without training."""
+
+from __future__ import annotations
+
+from lpcompile.plan import Plan
+from lpcompile.runtime.engine import default_micro
+from lpcompile.runtime.methods import METHODS, ScheduleOptions
+from lpcompile.runtime.settings import Settings
+from lpcompile.schedule import Schedule
+from lpcompile.verify import verify
+
+
+def default_schedule(plan: Plan) -> Schedule | None:
+    """Verified; None where the plan is for a method that the runtime does not have."""
+    method = METHODS.get(plan.method)
+    if method is None:
+        return None
+    tied = bool(plan.tied)
+    clipped = Settings().clip_norm(method.exact or plan.K == 1) > 0
+    options = ScheduleOptions(
+        micro=default_micro(method, plan),
+        recursive=plan.aux.startswith("recursive"),
+        tied=tied,
+        norm=clipped and tied,
+    )
+    schedule = method.schedule(plan, options)
+    verify(schedule)
+    return schedule
