@@ -144,7 +144,7 @@ def follow(model: nn.Module, plan: Plan, how: Options | None, x: Any) -> Program
         lambda args, kwargs, stages: compile_(model, args, kwargs, options),
         lambda args, kwargs: _capture(model, args, kwargs, options),
     )
-    args, kwargs = example_call(model, x, None)
+    args, kwargs = example_call(inspect.signature(model.forward), x)
     return program.compile_for(*args, **kwargs)
 
 

@@ -17,6 +17,7 @@ from torch import nn
 
 import lpcompile
 from lpcompile.cli import main
+from lpcompile.train import Job, compiled
 from tests.runtime.test_transports import free_port
 
 ROOT = Path(__file__).parents[2]
@@ -148,8 +149,8 @@ def test_what_cannot_be_is_said_in_one_line(words, code, text, capsys):
 
 
 def test_too_many_stages_and_too_few_classes(net, capsys):
-    assert main(["train", *arguments(net, "--input", "1x8x8", "-K", "9")]) == 1
-    assert "K = 9 stages are too many" in capsys.readouterr().err
+    with pytest.raises(lpcompile.PlanError, match="K = 40 stages are too many: the model can be cut into at most"):
+        compiled(Job(net, K=40, cost="flops"), build(net), torch.randn(4, 1, 8, 8), None)
     assert main(["train", *arguments(net.replace("build", "two"), "--input", "1x8x8", "-K", "1")]) == 2
     assert "gives [2, 2] and digits has 10 classes" in capsys.readouterr().err
 
