@@ -78,6 +78,7 @@ def parallelize(
     example_inputs: a tensor, a tuple of arguments or a dict of keyword arguments; without them (and without
         `example_kwargs`) the program compiles at its first call.
     cost: "measured" times every unit in real steps; "flops" counts, needs no weights and is the same everywhere.
+        Under torchrun rank 0 measures and all follow its plan: every rank must call this.
     method: the training method to plan for; aux_budget: an AuxNet's cost as a share of its stage's.
     aux: "derived" from its stage, "tied" to the stage's own weights, or "recursive": from the model's input to every
         boundary ("recursive-shared" shares the first parts).
@@ -85,7 +86,6 @@ def parallelize(
         the last: residual branches that the AuxNets leave out are set to zero *in the model*, so that λ = X before the
         first step. For fresh models only.
     auxnet: your own AuxNets: `factory(in_spec, out_spec, stage)`, a list of modules, or a dict by boundary (1, 2, ...).
-        Under torchrun rank 0 measures, and all ranks follow its plan: all of them must call this.
     plan: a Plan of this model to follow: the same stages and AuxNets, nothing is measured or searched.
     memory_limit: bytes per rank, one number or one a rank. speeds: relative speed of each rank.
     pins: {"cut": [names], "together": [[first, last], "prefix"]} in unit names as the plan prints them.
@@ -157,10 +157,11 @@ def _compile_together(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str,
         mine.append(compile_(model, args, kwargs, options))
         return mine[0].plan.to_json()
 
-    plan = Plan.from_json(launch.from_rank_0(make))
-    if mine:
-        return mine[0]
-    return compile_(model, args, kwargs, replace(options, K=plan.K, plan=plan, max_width=plan.width, gate=False))
+    def follow(data: dict[str, Any]) -> Compiled:
+        plan = Plan.from_json(data)
+        return compile_(model, args, kwargs, replace(options, K=plan.K, plan=plan, max_width=plan.width, gate=False))
+
+    return launch.from_rank_0(make, follow) or mine[0]
 
 
 def compile_(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], options: Options) -> Compiled:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import multiprocessing
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from lpcompile.errors import UsageError
@@ -78,8 +78,19 @@ def fit(
         found: dict[str, Any] = launch.launch(
             _rank, (data, torch.get_rng_state(), file), world=world, K=program.plan.K, device=device, timeout=timeout
         )
-        program.module.load_state_dict(load_file(file), strict=True)
+        _take_over(program, options.get("auxnets") or program.auxnets, load_file(file))
     return found
+
+
+def _take_over(program: Program, auxnets: Sequence[nn.Module], given: dict[str, Tensor]) -> None:
+    """The weights that the ranks ended with, of the model and of the AuxNets."""
+    parts: dict[str, dict[str, Tensor]] = {}
+    for full, tensor in given.items():
+        part, _, name = full.partition("/")
+        parts.setdefault(part, {})[name] = tensor
+    program.module.load_state_dict(parts.pop("model", {}), strict=True)
+    for part, state in parts.items():
+        auxnets[int(part) - 1].load_state_dict(state, strict=True)
 
 
 def _fit(program: Program, given: Request) -> tuple[dict[str, Any], Trainer]:
@@ -106,8 +117,14 @@ def _rank(data: bytes, random: Tensor, file: str) -> dict[str, Any]:
         net.load_state_dict(kept)
     torch.set_rng_state(random)
     found, trainer = _fit(program, request)
-    whole = trainer.state_dict()
-    if dist.get_rank() == 0:
+    whole = {f"model/{name}": t for name, t in trainer.state_dict().items()}
+    mine = {f"{k}/{name}": t for w in trainer.workers for k, net in w.auxnets.items()
+            for name, t in net.module.state_dict().items()}  # fmt: skip
+    everyone: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, {name: t.cpu() for name, t in mine.items()}, group=trainer.control)
+    if trainer.main:
+        for part in (whole, *everyone[: trainer.plan.K]):
+            whole |= part
         save_file({name: t.clone().contiguous() for name, t in whole.items()}, file)
     return found
 

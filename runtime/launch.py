@@ -35,7 +35,7 @@ PATIENCE = 3600.0  # seconds that ranks wait for rank 0 to measure and plan
 GRACE = 3.0  # seconds between asking a process to end and ending it
 
 
-T = TypeVar("T")
+T, R = TypeVar("T"), TypeVar("R")
 
 
 class Interrupted(TrainingError):
@@ -65,12 +65,13 @@ def join(device: str = "cpu", timeout: float = TIMEOUT, store: str | None = None
     dist.init_process_group("nccl" if device.startswith("cuda") else "gloo", **given)
 
 
-def from_rank_0(make: Callable[[], T] | None) -> T:
-    """What rank 0 makes, on all ranks; the others wait for as long as it takes."""
+def from_rank_0(make: Callable[[], T], follow: Callable[[T], R]) -> R | None:
+    """What rank 0 makes is given to `follow` on all others; None on rank 0. Each waits for as long as it takes."""
     patient: Any = dist.new_group(backend="gloo", timeout=datetime.timedelta(seconds=PATIENCE))
-    message: list[Any] = [make() if dist.get_rank() == 0 and make is not None else None]
+    message: list[Any] = [make() if dist.get_rank() == 0 else None]
     dist.broadcast_object_list(message, 0, group=patient)
-    found: T = message[0]
+    found = follow(message[0]) if dist.get_rank() else None
+    dist.barrier(group=patient)
     return found
 
 

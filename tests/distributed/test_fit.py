@@ -44,6 +44,10 @@ def test_fit_leaves_the_weights_that_one_process_would_find(method, one_thread):
     assert found["test loss"] == pytest.approx(trainer.evaluate(data)["loss"], abs=1e-6)
     for name, tensor in trainer.state_dict().items():
         assert torch.equal(tensor, there.module.state_dict()[name]), name
+    for mine, other in zip(here.auxnets, there.auxnets, strict=True):
+        assert all(
+            torch.equal(a, b) for a, b in zip(mine.state_dict().values(), other.state_dict().values(), strict=True)
+        )
 
 
 def test_what_cannot_be_sent_is_said():

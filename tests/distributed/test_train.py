@@ -17,6 +17,7 @@ from torch import nn
 
 import lpcompile
 from lpcompile.cli import main
+from lpcompile.runtime import checkpoint
 from lpcompile.train import Job, compiled
 from tests.runtime.test_transports import free_port
 
@@ -97,14 +98,17 @@ def rank_process(launcher, folder):
 
 def ranks(launcher):
     """Processes of the launcher's server, in the order in which they were started."""
+    return sorted(pid for server in children(launcher) for pid in children(server))
+
+
+def children(of):
     parents = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
             parents[int(stat.parent.name)] = int(stat.read_text().rpartition(")")[2].split()[1])
         except OSError:
             continue
-    servers = [pid for pid, parent in parents.items() if parent == launcher]
-    return sorted(pid for pid, parent in parents.items() if parent in servers)
+    return sorted(pid for pid, parent in parents.items() if parent == of)
 
 
 def test_two_torchrun_nodes_train_as_the_command_does(net, tmp_path):
@@ -123,8 +127,29 @@ def test_two_torchrun_nodes_train_as_the_command_does(net, tmp_path):
     errors = [node.communicate(timeout=120)[1] for node in nodes]
     assert [node.returncode for node in nodes] == [0, 0], errors
     assert main(["train", *common, "--save", str(tmp_path / "alone")]) == 0
-    states = [lpcompile.runtime.checkpoint.model_state(tmp_path / name) for name in ("nodes", "alone")]
+    states = [checkpoint.model_state(tmp_path / name) for name in ("nodes", "alone")]
     assert all(torch.equal(states[0][n], states[1][n]) for n in states[1])
+
+
+@pytest.mark.slow
+def test_an_elastic_restart_goes_on_from_the_last_checkpoint(net, tmp_path):
+    """torchrun starts both ranks again when one is killed; nobody says --resume."""
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    common = arguments(net, "--input", "1x8x8", "--save-every", "3", "--keep", "9", "--epochs", "8")
+    assert main(["train", *common, "--save", str(whole)]) == 0
+    process = subprocess.Popen(
+        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--max-restarts", "1", "--master-addr",
+         "127.0.0.1", "--master-port", str(free_port()), "-m", "lpcompile", "train", *common, "--save", str(broken)],
+        cwd=ROOT, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    while not list(broken.glob("step-*")):
+        assert process.poll() is None
+        time.sleep(0.02)
+    os.kill(children(process.pid)[-1], signal.SIGKILL)
+    _, error = process.communicate(timeout=120)
+    assert process.returncode == 0 and "going on from" in error, error
+    states = [checkpoint.model_state(folder) for folder in (whole, broken)]
+    assert all(torch.equal(states[0][n], states[1][n]) for n in states[0])
 
 
 @pytest.mark.parametrize(
