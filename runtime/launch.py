@@ -35,7 +35,8 @@ PATIENCE = 3600.0  # seconds that ranks wait for rank 0 to measure and plan
 GRACE = 3.0  # seconds between asking a process to end and ending it
 
 
-T, R = TypeVar("T"), TypeVar("R")
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 class Interrupted(TrainingError):
