@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lpcompile.cli_train import add_export, add_train
 from lpcompile.errors import LpError, UsageError
 
 if TYPE_CHECKING:
@@ -86,7 +87,11 @@ def _parser() -> argparse.ArgumentParser:
     zoo.add_argument("--emit", action="store_true", help="also check AuxNets, and emit, load and compare each program")
     zoo.add_argument("--output", metavar="FILE", help="JSON lines; models already in FILE are not run again")
     zoo.set_defaults(run=_zoo)
-    for command in (inspect, emit, zoo):
+    train = commands.add_parser("train", help="train a model on K local ranks, or as one rank under torchrun")
+    add_train(train)
+    export = commands.add_parser("export", help="write the weights in a checkpoint as a plain safetensors file")
+    add_export(export)
+    for command in (inspect, emit, zoo, train, export):
         command.add_argument("--debug", action="store_true", help="show Python tracebacks")
     return parser
 

@@ -30,6 +30,8 @@ from lpcompile.passes.units import Unit, units
 from lpcompile.passes.zeroing import refuse_trained
 from lpcompile.plan import Plan
 from lpcompile.program import Compiled, Program, on_meta
+from lpcompile.runtime import launch
+from lpcompile.runtime.handshake import in_torchrun
 
 WIDTHS = (1, 2, 3, 8)
 BALANCED = 1.25  # a wider boundary is not worth it where narrower ones give a largest stage within this of the mean
@@ -76,6 +78,7 @@ def parallelize(
     example_inputs: a tensor, a tuple of arguments or a dict of keyword arguments; without them (and without
         `example_kwargs`) the program compiles at its first call.
     cost: "measured" times every unit in real steps; "flops" counts, needs no weights and is the same everywhere.
+        Under torchrun rank 0 measures and all follow its plan: every rank must call this.
     method: the training method to plan for; aux_budget: an AuxNet's cost as a share of its stage's.
     aux: "derived" from its stage, "tied" to the stage's own weights, or "recursive": from the model's input to every
         boundary ("recursive-shared" shares the first parts).
@@ -119,13 +122,47 @@ def parallelize(
     def compile_call(args: Any, kwargs: Any, stages: int | None) -> Compiled:
         """Compile for a call; again, with as many stages, when the program is called under another autocast."""
         again: dict[str, Any] = {} if stages is None else {"K": stages, "cost": "flops", "aux": None, "plan": None}
+        if stages is None and plan is None and cost == "measured" and in_torchrun():
+            return _compile_together(model, args, kwargs, options)
         return compile_(model, args, kwargs, replace(options, **again))
 
     program = Program(model, compile_call, lambda args, kwargs: _capture(model, args, kwargs, options))
+    program.__dict__["_lp_options"] = options
     if example_inputs is None and not example_kwargs:
         return program
     args, kwargs = example_call(inspect.signature(model.forward), example_inputs, example_kwargs)
     return program.compile_for(*args, **kwargs)
+
+
+def follow(model: nn.Module, plan: Plan, how: Options | None, x: Any) -> Program:
+    """The program of a plan again, in another process: compiled as it was, for inputs like x, and not checked again."""
+    if how is None:
+        raise UsageError("a program from emitted code is not compiled again; run its script under torchrun")
+    aux = replace(how.aux, form=plan.aux or how.aux.form, init=plan.aux_init or how.aux.init) if how.aux else None
+    options = replace(how, K=plan.K, cost=plan.cost, max_width=plan.width, plan=plan, gate=False, aux=aux)
+    program = Program(
+        model,
+        lambda args, kwargs, stages: compile_(model, args, kwargs, options),
+        lambda args, kwargs: _capture(model, args, kwargs, options),
+    )
+    args, kwargs = example_call(inspect.signature(model.forward), x)
+    return program.compile_for(*args, **kwargs)
+
+
+def _compile_together(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], options: Options) -> Compiled:
+    """On one of several ranks: rank 0 measures and plans, and the others follow its plan."""
+    launch.join(next((p.device.type for p in model.parameters()), "cpu"))
+    mine: list[Compiled] = []
+
+    def make() -> dict[str, Any]:
+        mine.append(compile_(model, args, kwargs, options))
+        return mine[0].plan.to_json()
+
+    def follow(data: dict[str, Any]) -> Compiled:
+        plan = Plan.from_json(data)
+        return compile_(model, args, kwargs, replace(options, K=plan.K, plan=plan, max_width=plan.width, gate=False))
+
+    return launch.from_rank_0(make, follow) or mine[0]
 
 
 def compile_(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], options: Options) -> Compiled:

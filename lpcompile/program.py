@@ -21,6 +21,7 @@ from lpcompile.passes.tree import flatten
 from lpcompile.plan import Plan
 
 if TYPE_CHECKING:
+    from lpcompile.options import Options
     from lpcompile.runtime.trainer import Trainer
 
 
@@ -44,6 +45,7 @@ class Program(nn.Module):
     _lp_model: nn.Module
     _lp_compile: Callable[..., Compiled]
     _lp_capture: Callable[..., Captured]
+    _lp_options: Options | None
     _lp_done: Compiled | None
     _lp_variants: dict[tuple[Any, ...], Compiled]
 
@@ -55,6 +57,7 @@ class Program(nn.Module):
         self.__dict__["_lp_model"] = model
         self.__dict__["_lp_compile"] = compile_
         self.__dict__["_lp_capture"] = capture_
+        self.__dict__["_lp_options"] = None
         self.__dict__["_lp_done"] = None
         self.__dict__["_lp_variants"] = {}
         self.training = model.training
@@ -87,6 +90,11 @@ class Program(nn.Module):
     def module(self) -> nn.Module:
         """The user's model with the parameters as they are now."""
         return self._lp_model
+
+    @property
+    def how(self) -> Options | None:
+        """The options that it was compiled with; None where it came from emitted code."""
+        return self._lp_options
 
     def emit(self, directory: str | Path, *, overwrite: bool = False) -> Path:
         """Write the program as Python files, data and weights that run without the compiler; see `lpcompile.load`."""
@@ -168,6 +176,14 @@ class Program(nn.Module):
         from lpcompile.runtime.trainer import Trainer
 
         return Trainer(self, loss_fn, **options)
+
+    def fit(
+        self, loss_fn: Callable[[Any, Any], torch.Tensor], loader: Any, epochs: int = 1, **options: Any
+    ) -> dict[str, Any]:
+        """Train on K processes of this machine and keep the weights: see `lpcompile.runtime.fit.fit`."""
+        from lpcompile.runtime.fit import fit
+
+        return fit(self, loss_fn, loader, epochs, **options)
 
     def __reduce__(self) -> Any:
         raise TypeError("a Program is made, not stored: save program.state_dict(), program.plan or single stages")

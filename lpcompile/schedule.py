@@ -42,11 +42,12 @@ OPS = {
     "store": "λ of `boundary` is corrected in the store of samples",
     "multiply": "κ of `boundary` is updated",
     "tied": "gradients of parameters in several stages are summed between their ranks",
+    "average": "gradients are averaged over the replicas of a stage",
     "norm": "the gradient's norm over all ranks",
     "step": "the rank's optimizers step",
 }
 COLLECTIVE = ("tied", "norm")
-STEPWISE = (*COLLECTIVE, "step")  # once a step, not once a micro-batch
+STEPWISE = ("average", *COLLECTIVE, "step")  # once a step, not once a micro-batch
 
 
 @dataclass(frozen=True, order=True)

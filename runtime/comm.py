@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from lpcompile.runtime.mesh import Mesh
 from lpcompile.schedule import MESSAGES
 
 Tensors = tuple[Tensor, ...]
@@ -73,8 +74,8 @@ class Distributed:
     tag on gloo, a communicator on NCCL), so that a receive posted early never stands in the way of another message.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
+    def __init__(self, device: torch.device, mesh: Mesh) -> None:
+        self.device, self.mesh = device, mesh
         self.nccl = dist.get_backend() == "nccl"
         self.groups = {kind: dist.new_group() for kind in MESSAGES} if self.nccl else {}
         self.control = dist.new_group(backend="gloo") if self.nccl else dist.group.WORLD
@@ -87,7 +88,7 @@ class Distributed:
         kind, boundary, _ = key
         tensors = tuple(t if t.is_contiguous() else t.contiguous() for t in tensors)
         channel = self._channel(kind)
-        works = [dist.isend(t, peer, **channel) for t in tensors]
+        works = [dist.isend(t, self.mesh.first + peer, **channel) for t in tensors]
         under_way = self.sending.setdefault((kind, boundary, peer), [])
         while under_way and all(w.is_completed() for w in under_way[0][0]):
             self._end(under_way.pop(0))
@@ -102,7 +103,7 @@ class Distributed:
             self.buffers[place] = buffers
         self._not_sending(kind, boundary, buffers)
         channel = self._channel(kind)
-        self.posted[key] = ([dist.irecv(t, peer, **channel) for t in buffers], buffers)
+        self.posted[key] = ([dist.irecv(t, self.mesh.first + peer, **channel) for t in buffers], buffers)
 
     def arrived(self, rank: int, key: Key) -> Tensors | None:
         works, buffers = self.posted.pop(key)
@@ -118,12 +119,16 @@ class Distributed:
 
     def subset(self, ranks: Sequence[int]) -> Any:
         """The group of these ranks. All processes must have asked for it in the same order, see `prepare`."""
-        return dist.group.WORLD if len(ranks) == dist.get_world_size() else self.subsets[tuple(ranks)]
+        whole = len(ranks) == self.mesh.K
+        return (self.mesh.along or dist.group.WORLD) if whole else self.subsets[tuple(ranks)]
 
     def prepare(self, subsets: Sequence[tuple[int, ...]]) -> None:
         for ranks in sorted(set(subsets)):
-            if len(ranks) < dist.get_world_size() and ranks not in self.subsets:
-                self.subsets[ranks] = dist.new_group(list(ranks))
+            if len(ranks) < self.mesh.K and ranks not in self.subsets:
+                for first in range(0, dist.get_world_size(), self.mesh.K):
+                    group = dist.new_group([first + r for r in ranks])
+                    if first == self.mesh.first:
+                        self.subsets[ranks] = group
 
     def drain(self) -> None:
         """Wait until everything that was sent has left."""

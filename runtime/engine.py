@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from lpcompile.errors import UsageError
 from lpcompile.plan import Plan
 from lpcompile.runtime import handshake, state
 from lpcompile.runtime.comm import Distributed, Local
@@ -47,6 +48,7 @@ class Engine:
         kappanets: Sequence[nn.Module] | None = None,
         device: torch.device | str | None = None,
         trace: bool = False,
+        replicas: int = 1,
         **options: Any,
     ) -> None:
         self.program, self.loss_fn, self.settings, self.plan = program, loss_fn, settings(options), program.plan
@@ -54,9 +56,12 @@ class Engine:
         self._given = (auxnets, kappanets)
         self.target = get_method(method or self.plan.method)  # what is asked for; `method` is what runs now
         self.device = handshake.own_device(_device(program.module), device)
-        self.distributed = self.plan.K > 1 and handshake.in_torchrun()
-        self.rank = handshake.join(self.plan.K, self.device) if self.distributed else 0
-        self.transport: Distributed | Local = Distributed(self.device) if self.distributed else Local()
+        self.replicas = replicas
+        self.distributed = self.plan.K * replicas > 1 and handshake.in_torchrun()
+        self.mesh = handshake.join(self.plan.K, replicas, self.device) if self.distributed else None
+        self.rank = self.mesh.stage if self.mesh else 0  # the stage, also where there are replicas
+        self._check_replicas()
+        self.transport: Distributed | Local = Distributed(self.device, self.mesh) if self.mesh else Local()
         if isinstance(self.transport, Distributed):
             self.transport.prepare([owners for _, owners in self.plan.tied])
         if not self.distributed:
@@ -76,6 +81,7 @@ class Engine:
         self.workers: list[Worker] = []
         for rank in [self.rank] if self.distributed else range(self.plan.K):
             w = make_worker(program, rank, loss_fn, optimizer, self.settings, self.transport, self.device)
+            w.mesh = self.mesh if replicas > 1 else None
             self.workers.append(w)
         self._begin(self.target)
         if isinstance(self.transport, Distributed):
@@ -84,6 +90,38 @@ class Engine:
             state.release_others(self)
         for w in self.workers if trace else ():
             w.trace = []
+
+    def _check_replicas(self) -> None:
+        if self.replicas > 1 and self.mesh is None:
+            raise UsageError(
+                f"replicas={self.replicas} are processes of their own; start {self.plan.K * self.replicas} of them "
+                f"(torchrun --nproc-per-node {self.plan.K * self.replicas}), or use program.fit"
+            )
+        stored = self.target.indices or (self.target.name == "lagrangian" and self.settings.kappa == "stored")
+        if self.replicas > 1 and stored:
+            raise UsageError(
+                f"{self.target.name!r} keeps values for each sample, which come to another replica in every epoch; "
+                f"use replicas=1, or another method"
+            )
+
+    @property
+    def first_rank(self) -> int:
+        """The rank of this replica's first stage."""
+        return self.mesh.first if self.mesh else 0
+
+    @property
+    def main(self) -> bool:
+        """Whether this process is the one that writes and prints for all."""
+        return self.rank == 0 and self.first_rank == 0
+
+    @property
+    def control(self) -> Any:
+        """The group of all ranks for objects on the CPU; None in one process."""
+        return self.transport.control if isinstance(self.transport, Distributed) else None
+
+    @property
+    def lr(self) -> float:
+        return self.workers[0].learning_rate(None)
 
     def _begin(self, target: Method) -> None:
         """Have what the method needs, and start it, with a warm-up where that is asked for."""
@@ -145,6 +183,7 @@ class Engine:
             hosts=tuple(self._hosts().values()),
             tied=bool(self.plan.tied),
             norm=(clipped and (s.clip_scope == "global" or bool(self.plan.tied))) or s.autocast == torch.float16,
+            replicas=self.replicas,
         )
         schedule = method.schedule(self.plan, options)
         verify(schedule)
@@ -191,6 +230,8 @@ class Engine:
             w.waited, w.sent = 0.0, 0
         if isinstance(self.transport, Distributed):
             self.transport.drain()
+        if self.mesh is not None and self.replicas > 1:
+            self.mesh.share(b for w in self.workers for m in state.modules(w) for b in m.buffers())
 
     def switch(self, method: str, **options: Any) -> None:
         """Go on with another method (and other options); parameters, optimizers, AuxNets and stores stay."""

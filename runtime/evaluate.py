@@ -91,14 +91,14 @@ def run_chain(trainer: Engine, chain: Chain, x: Any, random: bool = False) -> li
         if here is not None and before != rank:
             lams = [torch.empty(sized(s, size), dtype=s.dtype, device=trainer.device) for s in net.io.lams]
             for t in lams:
-                dist.recv(t, before, tag=TAG)
+                dist.recv(t, trainer.first_rank + before, tag=TAG)
         with trainer.workers[0 if here is not None else rank].own_random() if random else contextlib.nullcontext():
             found = net(lams, inputs)
         lams = [t.to(s.dtype) for t, s in zip(found, net.io.boundary, strict=False)]
         after = chain[i + 1][0] if i + 1 < len(chain) else rank
         if here is not None and after != rank:
             for t in lams:
-                dist.send(t.contiguous(), after, tag=TAG)
+                dist.send(t.contiguous(), trainer.first_rank + after, tag=TAG)
     if here is not None and chain[-1][0] != here:
         return None
     return list(found)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from lpcompile.errors import ScheduleError
+from lpcompile.runtime import guard
 from lpcompile.runtime.comm import Key, Transport
 from lpcompile.runtime.handlers import HANDLERS, Handler
 from lpcompile.runtime.worker import Worker
@@ -62,13 +63,15 @@ def run(
 
     base: number of the step's first micro-batch since training began. Only micro-batches in [low, high) exist.
     """
-    values, rank = worker.values, worker.rank
+    values, rank, board = worker.values, worker.rank, guard.own
     profiled = torch._C._autograd._profiler_enabled()
     for op in program:
         slot = base + op.item.slot
         if not low <= slot < high and op.item.op not in STEPWISE:
             continue
         worker.now = op.name
+        if board is not None:
+            board.note(worker.step, op.name)
         begin = time.perf_counter() if worker.trace is not None else 0.0
         try:
             with torch.profiler.record_function(f"rank {rank}: {op.name}") if profiled else NOTHING:
@@ -84,6 +87,8 @@ def run(
         worker.progress += 1
         for ref in op.frees:
             values.pop((ref.kind, ref.boundary, base + ref.slot), None)
+    if board is not None:
+        board.note(worker.step, "(between steps)")
 
 
 def _do(worker: Worker, transport: Transport, op: Op, slot: int, depth: int) -> Iterator[None] | None:

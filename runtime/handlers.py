@@ -187,6 +187,13 @@ def stash_tied(w: Worker) -> None:
             parameter.grad = None
 
 
+def average(w: Worker, item: Instruction, slot: int) -> None:
+    """Gradients of stage, AuxNets and κ-networks become their means over the replicas, as in DDP."""
+    if w.apply and w.mesh is not None:
+        every = [*w.updater.parameters, *(p for ps, _ in w.updater.others.values() for p in ps)]
+        w.mesh.average([*(p.grad for p in every), *(w.tied_gradients.get(name) for name in sorted(w.tied))])
+
+
 def tied(w: Worker, item: Instruction, slot: int) -> Iterator[None]:
     """Sum the gradients of tied parameters over their ranks, last stage first as in one backward."""
     if not w.apply:
@@ -239,6 +246,7 @@ HANDLERS: dict[str, Handler] = {
     "distil": distil,
     "store": store,
     "multiply": multiply,
+    "average": average,
     "tied": tied,
     "norm": norm,
     "step": step,

@@ -8,7 +8,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from lpcompile.errors import TrainingError, UsageError
+from lpcompile.errors import TrainingError
+from lpcompile.runtime import launch
+from lpcompile.runtime.mesh import Mesh
 
 
 def in_torchrun() -> bool:
@@ -18,18 +20,10 @@ def in_torchrun() -> bool:
     return int(os.environ.get("WORLD_SIZE", "1")) > 1 and "RANK" in os.environ
 
 
-def join(K: int, device: torch.device) -> int:
-    """This process's rank among K."""
-    if not dist.is_initialized():
-        if os.environ.get("MASTER_ADDR", "") in ("127.0.0.1", "localhost", "::1"):
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
-    if dist.get_world_size() != K:
-        raise UsageError(
-            f"the program has {K} stages but {dist.get_world_size()} processes were started; "
-            f"start as many as stages (torchrun --nproc-per-node {K}), or compile with K={dist.get_world_size()}"
-        )
-    return dist.get_rank()
+def join(K: int, replicas: int, device: torch.device) -> Mesh:
+    """This process's place among K stages, of so many replicas."""
+    launch.join(device.type)
+    return Mesh.open(K, replicas, device)
 
 
 def own_device(model_device: torch.device, given: torch.device | str | None) -> torch.device:

@@ -37,7 +37,7 @@ def share_start(trainer: Engine) -> None:
 def release_others(trainer: Engine) -> None:
     """Give up what other ranks keep: their stages and AuxNets become shapes without memory."""
     mine = trainer.workers[0]
-    kept = {id(t) for m in _modules(mine) for t in (*m.parameters(), *m.buffers())}
+    kept = {id(t) for m in modules(mine) for t in (*m.parameters(), *m.buffers())}
     program = trainer.program
     others = [program.module, program.captured, *program.stages, *(net.module for net in trainer.auxnets.values())]
     roots = (root for root in others if isinstance(root, nn.Module))  # a loaded program has no undivided graph
@@ -50,7 +50,8 @@ def release_others(trainer: Engine) -> None:
                 module._buffers[name] = buffer.to("meta")
 
 
-def _modules(w: Worker) -> list[nn.Module]:
+def modules(w: Worker) -> list[nn.Module]:
+    """What a rank trains."""
     return [w.stage.module, *(net.module for net in w.auxnets.values()), *w.kappanets.values()]
 
 
@@ -65,7 +66,7 @@ def model_state(trainer: Engine) -> dict[str, Tensor]:
             tensor = trainer.workers[0].stage.module.state_dict()[key].detach().contiguous().clone()
         else:
             tensor = torch.empty(like.shape, dtype=like.dtype, device=trainer.device)
-        dist.broadcast(tensor, owner)
+        dist.broadcast(tensor, trainer.first_rank + owner, group=trainer.mesh.along if trainer.mesh else None)
         found[key] = tensor.cpu()
     return found
 

@@ -14,6 +14,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Sized
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -143,16 +144,21 @@ class Trainer(Engine):
                 log.info("step %d: decoupled after a warm-up, largest violation %.3g", self.steps, worst)
                 self._use(self.target)
 
+    def plan_steps(self, total: int) -> None:
+        """Say how long training lasts, for a β that rises with it, where the settings do not."""
+        if self.settings.total_steps is None:
+            self.settings = replace(self.settings, total_steps=total)
+            for w in self.workers:
+                w.settings = self.settings
+                for beta in w.betas.values():
+                    beta.total = total
+
     def fit(
         self, loader: Iterable[Any], epochs: int = 1, *, on_step: Callable[[dict[str, Any]], None] | None = None
     ) -> dict[str, Any]:
         """Train for some epochs. The loader gives (x, y), or (x, y, index) for methods that need indices."""
-        if self.settings.total_steps is None and isinstance(loader, Sized):
-            self.settings = replace(self.settings, total_steps=self.steps + epochs * len(loader))
-            for w in self.workers:
-                w.settings = self.settings
-                for beta in w.betas.values():
-                    beta.total = self.settings.total_steps
+        if isinstance(loader, Sized):
+            self.plan_steps(self.steps + epochs * len(loader))
         metrics: dict[str, Any] = {}
         for epoch in range(epochs):
             if hasattr(getattr(loader, "sampler", None), "set_epoch"):
@@ -191,6 +197,18 @@ class Trainer(Engine):
         """Go on from a `state()`."""
         self.flush()
         state.load_own_state(self, given)
+
+    def save(self, folder: str | Path, *, keep: int = 2) -> Path:
+        """Write a checkpoint into `folder`, whole or not at all; the newest `keep` stay. All ranks must call it."""
+        from lpcompile.runtime import checkpoint
+
+        return checkpoint.save(self, Path(folder), keep=keep)
+
+    def load(self, folder: str | Path) -> None:
+        """Go on from a checkpoint, or from the newest one in a folder of them; also one of another K."""
+        from lpcompile.runtime import checkpoint
+
+        checkpoint.load(self, checkpoint.find(Path(folder)))
 
     @property
     def trace(self) -> list[tuple[str, int, int, float, float]]:

@@ -16,6 +16,7 @@ from lpcompile.io import StageIO, TensorSpec, sized
 from lpcompile.runtime.batch import MicroBatch
 from lpcompile.runtime.beta import BetaState
 from lpcompile.runtime.comm import Key, Shapes, Tensors, Transport
+from lpcompile.runtime.mesh import Mesh
 from lpcompile.runtime.methods.method import Method
 from lpcompile.runtime.settings import Settings
 from lpcompile.runtime.stores import Store
@@ -75,6 +76,7 @@ class Worker:
         self.tied: dict[str, nn.Parameter] = {}  # parameters that other ranks have too
         self.tied_gradients: dict[str, Tensor] = {}
         self.owners: dict[str, tuple[int, ...]] = {}
+        self.mesh: Mesh | None = None  # where there are replicas
         self.shared = False  # ranks are in one process, tied parameters one tensor
         self.random = _random_state(rank) if K > 1 else None
 

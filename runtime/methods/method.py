@@ -19,7 +19,8 @@ class ScheduleOptions:
 
     micro: micro-batches a step. lockstep: `multiplier` without skew. recursive: every AuxNet starts from the model's
     input. kappa: "stored" or "auxnet". hosts: the rank of each boundary's AuxNet where it is not the plan's. tied: some
-    parameters live in several stages. norm: the gradient's norm is taken over all ranks.
+    parameters live in several stages. norm: the gradient's norm is taken over all ranks. replicas:
+    how many train side by side, each on its part of the batch.
     """
 
     micro: int = 1
@@ -29,6 +30,7 @@ class ScheduleOptions:
     hosts: tuple[int, ...] = ()
     tied: bool = False
     norm: bool = False
+    replicas: int = 1
 
 
 @dataclass(frozen=True)
@@ -118,6 +120,8 @@ class Layout:
 
 def finish(b: Builder, options: ScheduleOptions) -> None:
     """The end of a step: what all methods do alike."""
+    if options.replicas > 1:
+        b.do("average")
     if options.tied:
         b.do("tied")
     if options.norm:

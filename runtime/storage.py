@@ -1,0 +1,153 @@
+"""Storage for torch.distributed.checkpoint in safetensors files and JSON: nothing in it is ever unpickled.
+
+Each rank writes one file; `index.json` says which tensor is in which. Files are on disk (fsync) before they count.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, SavePlan, SavePlanner
+from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
+from torch.futures import Future
+
+from lpcompile.errors import UsageError
+
+INDEX = "index.json"
+
+
+class Writer(StorageWriter):
+    """Writes into a folder that exists."""
+
+    def __init__(self, folder: Path, rank: int) -> None:
+        self.folder, self.rank = folder, rank
+
+    def reset(self, checkpoint_id: Any = None) -> None:
+        pass
+
+    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        pass
+
+    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        return plan
+
+    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
+        return plans
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        tensors: dict[str, torch.Tensor] = {}
+        for item in plan.items:
+            value = planner.resolve_data(item)
+            assert isinstance(value, torch.Tensor), f"{item.index.fqn} is no tensor"
+            own = value.detach().cpu().contiguous()
+            tensors[item.index.fqn] = own.clone() if own.data_ptr() == value.data_ptr() else own
+        name = f"rank{self.rank}.safetensors"
+        if tensors:
+            save_file(tensors, self.folder / name)
+            sync(self.folder / name)
+        done: Future[list[WriteResult]] = Future()
+        done.set_result([WriteResult(item.index, tensors[item.index.fqn].nbytes, name) for item in plan.items])
+        return done
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        write_json(self.folder / INDEX, {r.index.fqn: r.storage_data for found in results for r in found})
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
+        return True
+
+
+class Reader(StorageReader):
+    """Reads what `Writer` wrote."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.files: dict[str, str] = read_json(folder / INDEX)
+
+    def reset(self, checkpoint_id: Any = None) -> None:
+        pass
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        found: dict[str, Any] = {}
+        for file in sorted(set(self.files.values())):
+            with self._open(file) as opened:
+                for name in opened.keys():  # noqa: SIM118
+                    part = opened.get_slice(name)
+                    size = torch.Size(part.get_shape())
+                    chunk = ChunkStorageMetadata(torch.Size([0] * len(size)), size)
+                    dtype = DTYPES[part.get_dtype()]
+                    found[name] = TensorStorageMetadata(TensorProperties(dtype=dtype), size, [chunk])
+        return Metadata(found, storage_data={MetadataIndex(n): f for n, f in self.files.items()})
+
+    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        pass
+
+    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
+        return plan
+
+    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
+        return plans
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        by_file: dict[str, list[Any]] = {}
+        for item in plan.items:
+            by_file.setdefault(self.files[item.storage_index.fqn], []).append(item)
+        for file, items in by_file.items():
+            with self._open(file) as opened:
+                for item in items:
+                    target = planner.resolve_tensor(item)
+                    target.copy_(opened.get_tensor(item.storage_index.fqn))
+                    planner.commit_tensor(item, target)
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
+
+    def _open(self, file: str) -> Any:
+        if Path(file).name != file or not file.endswith(".safetensors"):
+            raise UsageError(f"{self.folder / INDEX} names the file {file!r}, which is not one of its own")
+        return safe_open(self.folder / file, "pt")
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
+        return True
+
+
+DTYPES = {
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
+    "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
+    "C64": torch.complex64, "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2,
+}  # fmt: skip
+
+
+def write_json(file: Path, data: Any) -> None:
+    file.write_text(json.dumps(data))
+    sync(file)
+
+
+def read_json(file: Path) -> Any:
+    try:
+        return json.loads(file.read_text())
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{file} cannot be read as part of a checkpoint: {error}") from None
+
+
+def sync(path: Path) -> None:
+    """Until it is on disk."""
+    opened = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)

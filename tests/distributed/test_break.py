@@ -1,0 +1,137 @@
+"""A rank that dies, raises or hangs ends the job everywhere, soon, and its name is the first in the message."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from lpcompile.errors import TrainingError
+from lpcompile.runtime import checkpoint
+from lpcompile.runtime.guard import Board, Doing, Failure, first_cause
+from lpcompile.runtime.launch import Interrupted, launch
+from tests.distributed import jobs
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory):
+    """The weights of a run that nothing happened to."""
+    return launch(jobs.killed, ("", str(tmp_path_factory.mktemp("whole"))), world=2)
+
+
+@pytest.mark.parametrize(
+    ("where", "named"),
+    [
+        ("forward", "rank 1 (stage 1) was killed by SIGKILL (step 3, instruction 'forward"),
+        ("backward", "rank 1 (stage 1) was killed by SIGKILL (step 3, instruction 'backward"),
+        ("sending", "rank 0 (stage 0) was killed by SIGKILL (step 3, instruction 'send"),
+        ("saving", "rank 1 (stage 1) was killed by SIGKILL (step 4, saving a checkpoint)"),
+    ],
+)
+def test_a_killed_rank_ends_the_job_and_it_resumes_to_the_same_weights(where, named, tmp_path, expected):
+    begin = time.time()
+    with pytest.raises(Interrupted) as caught:
+        launch(jobs.killed, (where, str(tmp_path)), world=2)
+    assert time.time() - begin < 30
+    assert str(caught.value).splitlines()[0].startswith(f"training stopped: {named}")
+    last = checkpoint.latest(tmp_path)
+    assert last is not None and last.name == "step-00000002"
+    found = launch(jobs.killed, ("", str(tmp_path), True), world=2)
+    assert list(found) == list(expected) and all(torch.equal(found[n], expected[n]) for n in found)
+
+
+def test_a_rank_that_raises_is_named_with_its_traceback(tmp_path):
+    with pytest.raises(Interrupted) as caught:
+        launch(jobs.killed, ("raise", str(tmp_path)), world=2)
+    text = str(caught.value)
+    assert text.startswith("training stopped: rank 1 (stage 1) failed: ValueError: the loss is broken (step 3, instr")
+    assert "in loss\n" in text and "then: rank 0 (stage 0) lost the others" in text
+
+
+def test_an_error_of_ours_keeps_its_type(tmp_path):
+    with pytest.raises(TrainingError, match="nothing to learn"):
+        launch(jobs.killed, ("usage", str(tmp_path)), world=2)
+
+
+def test_a_rank_that_hangs_is_named(tmp_path):
+    begin = time.time()
+    with pytest.raises(Interrupted, match=r"rank 1 \(stage 1\) has not moved for 2 s \(step 3, instruction 'forward"):
+        launch(jobs.killed, ("forward", str(tmp_path), False, signal.SIGSTOP), world=2, timeout=2)
+    assert time.time() - begin < 20
+
+
+SCRIPT = """
+import sys
+from lpcompile.runtime.launch import launch
+from tests.distributed import jobs
+if __name__ == "__main__":
+    launch(jobs.endless, (sys.argv[1],), world=2)
+"""
+
+
+@pytest.mark.parametrize("sig", [signal.SIGINT, signal.SIGKILL])
+def test_no_process_outlives_the_one_that_launched_it(sig, tmp_path):
+    """Ctrl-C goes to the whole group, as in a terminal; a kill to the launcher alone."""
+    file = tmp_path / "script.py"
+    file.write_text(SCRIPT)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen([sys.executable, file, tmp_path], env=environment, cwd=ROOT, start_new_session=True,
+                               stderr=subprocess.PIPE)  # fmt: skip
+    try:
+        pids = [tmp_path / f"pid{rank}" for rank in range(2)]
+        wait_for(lambda: all(p.exists() and p.read_text() for p in pids), 60)
+        (os.killpg if sig == signal.SIGINT else os.kill)(process.pid, sig)
+        assert process.wait(20) != 0
+        wait_for(lambda: not any(alive(int(p.read_text())) for p in pids), 10)
+    finally:
+        if process.poll() is None:
+            process.kill()
+
+
+def wait_for(condition, seconds):
+    end = time.time() + seconds
+    while not condition():
+        assert time.time() < end
+        time.sleep(0.1)
+
+
+def alive(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_the_board_is_read_as_it_was_written(tmp_path):
+    board = Board(tmp_path / "0")
+    assert str(board.read()) == "before the first step"
+    board.note(7, "wait λ1[-1]")
+    seen = Board(tmp_path / "0").read()
+    assert (seen.step, seen.text, seen.blocked, seen.watched) == (7, "wait λ1[-1]", True, False)
+    board.note(8, "forward")
+    assert Board(tmp_path / "0").read().watched
+    board.note(8, "x" * 500)
+    assert len(Board(tmp_path / "0").read().text) == 256 - 14
+
+
+def test_the_first_cause_is_not_an_echo():
+    doing = Doing(0.0, 1, "forward")
+    echo, cause = Failure(0, 1.0, "lost", doing, lost=True), Failure(1, 2.0, "failed", doing)
+    assert first_cause([echo, cause]) is cause
+    assert first_cause([echo]) is echo
+
+
+def test_ranks_have_a_core_each_and_loopback():
+    found = launch(jobs.everyone, world=2)
+    assert [f["rank"] for f in found] == [0, 1] and all(f["world"] == 2 for f in found)
+    assert all(len(f["cores"]) == 1 and f["threads"] == 1 and f["interface"] == "lo" for f in found)
+    if len(os.sched_getaffinity(0)) > 1:
+        assert found[0]["cores"] != found[1]["cores"]
