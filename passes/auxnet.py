@@ -89,7 +89,7 @@ def derive(
     if init not in INITS:
         raise UsageError(f"aux_init={init!r} is not one of {', '.join(INITS)}")
     graph = stage._lp_graphs[True]
-    prices = {n.name: (costs or {}).get(n.name) or _flops(n) for n in graph.nodes}
+    prices = {n.name: costs.get(n.name, (0.0, 0.0)) if costs else _flops(n) for n in graph.nodes}
     total = (sum(f for f, _ in prices.values()) or 1.0, sum(b for _, b in prices.values()) or 1.0)
     sums = {n: f + b for n, (f, b) in prices.items()}
     choice = choose(stage, graph, sums, budget, tied=form == "tied", init=init, shared=shared)
