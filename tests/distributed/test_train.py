@@ -139,8 +139,8 @@ def test_an_elastic_restart_goes_on_from_the_last_checkpoint(net, tmp_path):
     assert main(["train", *common, "--save", str(whole)]) == 0
     process = subprocess.Popen(
         [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--max-restarts", "1",
-         "--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{free_port()}", "-m", "lpcompile", "train", *common,
-         "--save", str(broken)],
+         "--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{free_port()}",
+         "-m", "lpcompile", "train", *common, "--save", str(broken)],
         cwd=ROOT, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     while not list(broken.glob("step-*")):
