@@ -124,7 +124,7 @@ def test_wide_boundaries_are_used_only_where_narrow_ones_do_not_balance():
             return p + q
 
     model, x = Two(), torch.randn(2, 8)
-    program = lpcompile.parallelize(model, 3, example_inputs=x, cost="flops")
+    program = lpcompile.parallelize(model, 3, example_inputs=x, cost="flops", method="bp")
     assert program.plan.width > 1 and program.plan.imbalance < 1.3
     assert torch.equal(program(x), model(x))
     narrow = lpcompile.parallelize(small(), 3, example_inputs=torch.randn(2, 3, 32, 32), cost="flops")
