@@ -15,7 +15,7 @@ from lpcompile.passes.residual import Residual, residuals
 from lpcompile.passes.split import Stage, stage_io
 from lpcompile.passes.zeroing import zeroing
 
-SHARES = (1.0, 0.875, 0.75, 0.625, 0.5, 0.4375, 0.375, 0.3125, 0.25, 0.1875, 0.125, 0.0625)  # of a set's channels
+SHARES = tuple(n / 32 for n in range(32, 1, -1))  # of a set's channels
 SPARE = 0.08  # of the budget: less than this is not worth another block
 GOOD = 0.85  # of the budget: the first thinned block that uses so much will do
 CANDIDATES = 4  # blocks to try for that
@@ -155,7 +155,7 @@ def _split(chooser: Chooser, found: Choice) -> Choice:
     able = low_rank.candidates(found.graph, chooser.stage)
     able = {n: size for n, size in able.items() if str(n.target) not in found.thinned}
     best = found
-    for share in SHARES[4:] if found.cost > chooser.limit else ():
+    for share in [s for s in SHARES if s <= 0.5] if found.cost > chooser.limit else ():
         ranks = {n: low_rank.rank(size, share) for n, size in able.items()}
         cheaper = {n: low_rank.scale(able[n], r) for n, r in ranks.items()}
         cheaper = {n: s for n, s in cheaper.items() if s < WORTH_SPLITTING}
