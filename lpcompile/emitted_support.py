@@ -49,8 +49,10 @@ def make_part(name: str, folder: Path = HERE, module: str | None = None) -> Any:
 
 
 def load_tensors(name: str, folder: Path = HERE) -> dict[str, torch.Tensor]:
+    """Tensors of a part, each in memory of its own: in the file they lie at odd addresses, for which some CPU kernels
+    add in another order."""
     files = (folder / "weights" / f"{name}.safetensors", folder / "weights" / f"{name}.buffers.safetensors")
-    return {key: tensor for file in files if file.exists() for key, tensor in load_file(file).items()}
+    return {key: tensor.clone() for file in files if file.exists() for key, tensor in load_file(file).items()}
 
 
 def fill(module: nn.Module, tensors: dict[str, torch.Tensor], strides: dict[str, list[int]]) -> None:
