@@ -164,7 +164,7 @@ class Engine:
             w.settings = self.settings
             w.updater.clip = self._clip(method)
             for beta in w.betas.values():
-                beta.use(self.settings.rule, self.settings.total_steps)
+                beta.use(self.settings.rule(method.beta), self.settings.total_steps)
 
     def _micro(self, method: Method) -> int:
         return self.settings.micro if self.settings.micro is not None else default_micro(method, self.plan)

@@ -24,6 +24,7 @@ from lpcompile.runtime.worker import Net
 if TYPE_CHECKING:
     from lpcompile.runtime.engine import Engine
 
+BATCHES = 20  # of training data, for BatchNorm statistics
 TAG = 100  # apart from the tags of training
 Metric = Callable[[Any, Any], dict[str, Any]]
 Chain = list[tuple[int, Net]]  # who runs what, in order
@@ -34,15 +35,16 @@ def evaluate(
     loader: Iterable[Any],
     *,
     recalibrate: Iterable[Any] | None = None,
-    batches: int = 20,
+    batches: int = BATCHES,
+    keep: bool = False,
     aux: bool = False,
     metrics: Metric | None = None,
 ) -> dict[str, float]:
     """Means over the samples of `loader`, the same on all ranks.
 
     recalibrate: a loader of training data from which BatchNorm statistics are taken anew (`batches` of it) for a second
-    set of figures, "recalibrated ..."; training goes on with the old ones. aux: also the path through the AuxNets, as
-    "aux ...".
+    set of figures, "recalibrated ..."; training goes on with the old ones, unless the new ones are to `keep`.
+    aux: also the path through the AuxNets, as "aux ...".
     metrics: from output and target to numbers (means over the batch); by default loss, and accuracy for classes.
     """
     with evaluating(trainer), torch.no_grad():
@@ -50,8 +52,8 @@ def evaluate(
         if aux and trainer.auxnets:
             through = _means(trainer, through_auxnets(trainer, False), loader, metrics)
             found |= {f"aux {name}": value for name, value in through.items()}
-    if recalibrate is not None and _norms(trainer.program.module):
-        with recalibrated(trainer, recalibrate, batches), evaluating(trainer), torch.no_grad():
+    if recalibrate is not None and has_statistics(trainer):
+        with recalibrated(trainer, recalibrate, batches, keep), evaluating(trainer), torch.no_grad():
             again = _means(trainer, serial(trainer, False), loader, metrics)
             found |= {f"recalibrated {name}": value for name, value in again.items()}
     return found
@@ -153,8 +155,8 @@ def evaluating(trainer: Engine) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def recalibrated(trainer: Engine, loader: Iterable[Any], batches: int) -> Iterator[None]:
-    """BatchNorm statistics gathered anew on X, as cumulative means; put back afterwards."""
+def recalibrated(trainer: Engine, loader: Iterable[Any], batches: int, keep: bool = False) -> Iterator[None]:
+    """BatchNorm statistics gathered anew on X, as cumulative means; put back afterwards, unless they are to `keep`."""
     norms = [m for w in trainer.workers for m in _norms(w.stage.module)]
     kept = [(m, {k: b.clone() for k, b in m.named_buffers(recurse=False)}, m.momentum) for m in norms]
     for m in norms:
@@ -172,7 +174,13 @@ def recalibrated(trainer: Engine, loader: Iterable[Any], batches: int) -> Iterat
         for m, buffers, momentum in kept:
             m.momentum = momentum
             for name, buffer in buffers.items():
-                m.get_buffer(name).copy_(buffer)
+                if not keep or name == "num_batches_tracked":
+                    m.get_buffer(name).copy_(buffer)
+
+
+def has_statistics(trainer: Engine) -> bool:
+    """Whether the model gathers statistics that differ between λ and X."""
+    return bool(_norms(trainer.program.module))
 
 
 def _norms(module: nn.Module) -> list[nn.modules.batchnorm._NormBase]:

@@ -75,6 +75,8 @@ def penalize(w: Worker, item: Instruction, slot: int) -> None:
         w.note(f"violation {k}", violation, batch.weight)
     if w.betas[k].rule.kind == "adaptive" and found:
         w.betas[k].saw(sum(float(v) for _, v in found) / len(found))
+    if w.betas[k].rule.kind == "relative":
+        w.sizes[k, slot] = [X.norm() for X in Xs]
     if w.look:
         watch.check(w.settings.collapse, w.varied, w.rank, k, w.step, {"λ": lams, "X": Xs})
 
@@ -85,7 +87,9 @@ def backward(w: Worker, item: Instruction, slot: int) -> None:
     if w.last:
         ends.backward()
     else:
-        seeds = w.method.adjoint(terms(w, item, w.rank + 1, slot))
+        given = terms(w, item, w.rank + 1, slot)
+        feel(w, w.rank + 1, slot, given)
+        seeds = w.method.adjoint(given)
         pairs = [(end, seed) for end, seed in zip(ends, seeds, strict=True) if end.requires_grad]
         if pairs:
             torch.autograd.backward([end for end, _ in pairs], [seed for _, seed in pairs])
@@ -102,11 +106,21 @@ def terms(w: Worker, item: Instruction, k: int, slot: int) -> Terms:
     return Terms(d, p, kappa, w.settings.lam_weight)
 
 
+def feel(w: Worker, k: int, slot: int, given: Terms) -> None:
+    """Let a relative β follow |p||X|: each rank that weighs boundary k sees the same micro-batches in the same order."""
+    sizes = w.sizes.pop((k, slot), [])
+    if sizes and given.p:
+        pulls = [p.norm() * size for p, size in zip(given.p, sizes, strict=True)]
+        w.betas[k].felt(torch.stack(pulls).max().float() / w.weight(slot))
+
+
 def correct(w: Worker, item: Instruction, slot: int) -> None:
     """g = the gradient of the Lagrangian in λ_k."""
     assert w.method.correction is not None
     k = item.boundary
-    w.values["g", k, slot] = w.method.correction(terms(w, item, k, slot))
+    given = terms(w, item, k, slot)
+    feel(w, k, slot, given)
+    w.values["g", k, slot] = w.method.correction(given)
 
 
 def distil(w: Worker, item: Instruction, slot: int) -> None:

@@ -75,21 +75,20 @@ class Log:
         if not self.main:
             return
         self.clear()
-        loss = f"training loss {self.last['loss']:.4f}, " if "loss" in self.last else ""
         text = ", ".join(f"{name} {value:.4f}" for name, value in shown.items())
-        print(f"epoch {epoch}: {loss}test {text} ({_clock(time.perf_counter() - self.begin)})", flush=True)
+        print(f"epoch {epoch}: {text} ({_clock(time.perf_counter() - self.begin)})", flush=True)
         if self.file is not None:
-            self.file.write({"step": self.trainer.steps, "epoch": epoch, **{f"test {k}": v for k, v in shown.items()}})
+            self.file.write({"step": self.trainer.steps, "epoch": epoch, **shown})
         if self.board is not None:
             for name, value in shown.items():
-                self.board.add_scalar(f"test {name}", value, self.trainer.steps)
+                self.board.add_scalar(name, value, self.trainer.steps)
 
 
 class _Lines:
     """JSON lines, or CSV where the file's name says so. A resumed run goes on where its checkpoint was."""
 
     def __init__(self, file: Path, steps: int) -> None:
-        self.csv, self.names = file.suffix == ".csv", list[str]()
+        self.path, self.csv, self.names = file, file.suffix == ".csv", list[str]()
         file.parent.mkdir(parents=True, exist_ok=True)
         keep: list[str] = []
         if steps and file.exists():
@@ -112,12 +111,18 @@ class _Lines:
         if not self.csv:
             self.out.write(json.dumps(row) + "\n")
         else:
-            if not self.names:
-                self.names = [*row]
-                csv.writer(self.out).writerow(self.names)
-            if "loss" in row or any(name in row for name in self.names if name != "step"):
-                csv.writer(self.out).writerow([row.get(name, "") for name in self.names])
+            if any(name not in self.names for name in row):
+                self._widen([*self.names, *(name for name in row if name not in self.names)])
+            csv.writer(self.out).writerow([row.get(name, "") for name in self.names])
         self.out.flush()
+
+    def _widen(self, names: list[str]) -> None:
+        """A new column: evaluations have others than steps."""
+        before = list(csv.reader(self.path.open(newline="")))[1:]
+        self.names = names
+        self.out.close()
+        self.out = open(self.path, "w", newline="")  # noqa: SIM115
+        csv.writer(self.out).writerows([names, *(row + [""] * (len(names) - len(row)) for row in before)])
 
     def close(self) -> None:
         self.out.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sized
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ import torch
 
 from lpcompile.errors import UsageError
 from lpcompile.runtime import checkpoint, guard, timeline
+from lpcompile.runtime import evaluate as evaluation
 from lpcompile.runtime.log import Log
 
 if TYPE_CHECKING:
@@ -28,7 +30,8 @@ class Watch:
     resume: go on from the newest checkpoint in `save`, where there is one.
     log: a file of JSON lines (or CSV, by its name) with one line every `log_every` steps; tensorboard: a folder.
     trace: a file for a Chrome trace of all ranks (the trainer must have been made with trace=True).
-    evaluate_every: epochs between evaluations (0: at the end only).
+    evaluate_every: epochs between evaluations (0: at the end only). train_batches: so many batches of training data are
+    evaluated as well, for training loss and accuracy of the model itself and not of the path through λ.
     """
 
     save: str | None = None
@@ -40,6 +43,7 @@ class Watch:
     tensorboard: str | None = None
     trace: str | None = None
     evaluate_every: int = 1
+    train_batches: int = 10
 
 
 def run(
@@ -76,16 +80,41 @@ def run(
                 if watch.save and watch.save_every and trainer.steps % watch.save_every == 0:
                     place.save(trainer, watch)
             last = epoch + 1 == epochs
-            if test is not None and (last or (watch.evaluate_every and (epoch + 1) % watch.evaluate_every == 0)):
-                with guard.away(trainer.steps, "evaluation"):
-                    shown = trainer.evaluate(test, recalibrate=loader if last else None)
+            if last or (watch.evaluate_every and (epoch + 1) % watch.evaluate_every == 0):
+                with guard.away(trainer.steps, "evaluation"), torch.random.fork_rng(devices=[]):
+                    shown = evaluated(trainer, loader, test, watch, last)
                 out.evaluated(epoch + 1, shown)
         if watch.save and trainer.steps and not place.saved_at(trainer.steps):
             place.save(trainer, watch)
-        found = out.last | {f"test {name}": value for name, value in shown.items()}
+        found = out.last | shown
     if watch.trace:
         timeline.write(trainer, Path(watch.trace))
     return found
+
+
+def evaluated(trainer: Trainer, loader: Any, test: Iterable[Any] | None, watch: Watch, last: bool) -> dict[str, float]:
+    """Figures of the serial model: "train ..." and "test ...", at the end also with BatchNorm statistics taken on X, which
+    then stay in the model: those of a decoupled method belong to λ."""
+    anew = last and not trainer.method.exact and trainer.plan.K > 1
+    found: dict[str, float] = {}
+    if test is not None:
+        again = first_batches(loader, evaluation.BATCHES) if anew else None
+        shown = trainer.evaluate(test, recalibrate=again, keep=True)
+        found |= {f"test {name}": value for name, value in shown.items()}
+    elif anew:
+        trainer.recalibrate(first_batches(loader, evaluation.BATCHES))
+    if watch.train_batches:
+        shown = trainer.evaluate(first_batches(loader, watch.train_batches))
+        found |= {f"train {name}": value for name, value in shown.items()}
+    return found
+
+
+def first_batches(loader: Any, count: int) -> Iterator[Any]:
+    """The first batches of the loader's epoch, also where a resumed run began in the middle of it."""
+    sampler: Any = getattr(loader, "sampler", None)
+    if hasattr(sampler, "start") and hasattr(sampler, "set_epoch"):
+        sampler.set_epoch(sampler.epoch)
+    return islice(loader, count)
 
 
 class Place:

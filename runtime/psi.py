@@ -27,22 +27,22 @@ def value(kind: str, lam: Tensor, X: Tensor) -> Tensor:
     return per_sample.abs().amax(1).mean()
 
 
-def scaled(difference: Tensor, X: Tensor, energy: Tensor, weight: float) -> Tensor:
+def scaled(difference: Tensor, X: Tensor, energy: Tensor, weight: float | Tensor) -> Tensor:
     """Mean squared difference over the mean square of X (not differentiated): of order 1 for every model."""
     return difference.mul_((2 * weight / X.numel()) / (energy / X.numel() + EPS))
 
 
-def l2(difference: Tensor, X: Tensor, energy: Tensor, weight: float) -> Tensor:
+def l2(difference: Tensor, X: Tensor, energy: Tensor, weight: float | Tensor) -> Tensor:
     """The paper's: squared Euclidean distance, mean over samples."""
     return difference.mul_(2 * weight / len(X))
 
 
-def l1(difference: Tensor, X: Tensor, energy: Tensor, weight: float) -> Tensor:
+def l1(difference: Tensor, X: Tensor, energy: Tensor, weight: float | Tensor) -> Tensor:
     """Sum of absolute differences, mean over samples: exact for a finite β, not smooth."""
     return difference.sign_().mul_(weight / len(X))
 
 
-def linf(difference: Tensor, X: Tensor, energy: Tensor, weight: float) -> Tensor:
+def linf(difference: Tensor, X: Tensor, energy: Tensor, weight: float | Tensor) -> Tensor:
     """Largest absolute difference, mean over samples; where several are largest they share the gradient."""
     rows = difference.view(len(X), -1)
     size = rows.abs()
@@ -50,7 +50,7 @@ def linf(difference: Tensor, X: Tensor, energy: Tensor, weight: float) -> Tensor
     return rows.sign_().mul_(largest).mul_((weight / len(X)) / largest.sum(1, keepdim=True, dtype=X.dtype)).view_as(X)
 
 
-KINDS: dict[str, Callable[[Tensor, Tensor, Tensor, float], Tensor]] = {
+KINDS: dict[str, Callable[[Tensor, Tensor, Tensor, float | Tensor], Tensor]] = {
     "scaled": scaled,
     "l2": l2,
     "l1": l1,
@@ -58,7 +58,7 @@ KINDS: dict[str, Callable[[Tensor, Tensor, Tensor, float], Tensor]] = {
 }
 
 
-def gradient(kind: str, lam: Tensor, X: Tensor, weight: float) -> tuple[Tensor, Tensor]:
+def gradient(kind: str, lam: Tensor, X: Tensor, weight: float | Tensor) -> tuple[Tensor, Tensor]:
     """weight · ∂ψ/∂λ, and the violation |λ - X|² / |X|², whatever ψ is, for people to compare."""
     difference = torch.sub(lam, X)
     if not difference.is_contiguous():

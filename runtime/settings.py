@@ -54,9 +54,9 @@ class Settings:
     check_every: int = 50
     total_steps: int | None = None
 
-    @property
-    def rule(self) -> Beta:
-        return parse(self.beta)
+    def rule(self, default: str = "rising") -> Beta:
+        """β's rule; the method's default is for the scale-free ψ."""
+        return parse(self.beta, default if self.psi == "scaled" else "rising")
 
     def recomputes(self, rank: int) -> bool:
         return self.checkpoint if isinstance(self.checkpoint, bool) else rank in self.checkpoint

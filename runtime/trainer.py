@@ -115,8 +115,8 @@ class Trainer(Engine):
                 boundary = int(name.split()[1]) if " " in name else None
                 watch.finite(name.split()[0], value, w.rank, boundary, self.steps)
                 found[name] = value
-            for k in w.betas if not self.method.exact else ():
-                found[f"beta {k}"] = w.betas[k].at(self.steps)
+            if w.rank + 1 in w.betas and not self.method.exact:  # the rank below a boundary weighs it in any case
+                found[f"beta {w.rank + 1}"] = float(w.betas[w.rank + 1].at(self.steps))
         found["step ms"] = 1e3 * (time.perf_counter() - begin)
         if self.distributed:
             found["wait ms"] = 1e3 * self.workers[0].waited
@@ -174,6 +174,12 @@ class Trainer(Engine):
         """Loss and accuracy of the serial model; see `lpcompile.runtime.evaluate.evaluate` for the options."""
         self.flush()
         return evaluation.evaluate(self, loader, **options)
+
+    def recalibrate(self, loader: Iterable[Any], batches: int = evaluation.BATCHES) -> None:
+        """Take BatchNorm's running statistics anew on X, from training data: a decoupled method gathers them on λ."""
+        self.flush()
+        with evaluation.recalibrated(self, loader, batches, keep=True):
+            pass
 
     def state_dict(self) -> dict[str, Tensor]:
         """The model's parameters and buffers under its own keys, on every rank (all ranks must call it)."""

@@ -57,7 +57,8 @@ class Worker:
         self.values: dict[Key, Any] = {}
         self.batches: dict[int, MicroBatch] = {}
         self.stores: dict[tuple[str, int], Store] = {}
-        self.betas = {k: BetaState(settings.rule, settings.total_steps) for k in specs}
+        self.sizes: dict[tuple[int, int], list[Tensor]] = {}  # |X| by boundary and micro-batch, for a β that follows it
+        self.betas = {k: BetaState(settings.rule(), settings.total_steps) for k in specs}
         self.updater: Updater
         self.method: Method
         self.metrics: dict[str, list[tuple[Tensor, float]]] = {}
@@ -94,7 +95,7 @@ class Worker:
         found = list(self.updater.optimizers().values())
         return float(found[0].param_groups[0]["lr"]) if found else 0.0
 
-    def beta(self, k: int, slot: int) -> float:
+    def beta(self, k: int, slot: int) -> float | Tensor:
         return self.betas[k].at(self.batches[slot].step)
 
     def weight(self, slot: int) -> float:

@@ -67,6 +67,7 @@ class Method:
     aux: str = ""  # how λ is made: "" (there is none), "auxnet" or "store"
     indices: bool = False  # needs to know which samples are in a batch
     exact: bool = False  # gives plain training's gradients
+    beta: str = "rising"  # the rule of β where nobody says another
 
 
 def hosts_of(plan: Plan, options: ScheduleOptions) -> dict[int, int]:

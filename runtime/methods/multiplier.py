@@ -129,4 +129,4 @@ def adjoint(t: Terms) -> Tensors:
     return tuple(p - d for d, p in zip(t.d, t.p, strict=True))
 
 
-MULTIPLIER = Method("multiplier", schedule, adjoint, correction, aux="auxnet")
+MULTIPLIER = Method("multiplier", schedule, adjoint, correction, aux="auxnet", beta="relative")

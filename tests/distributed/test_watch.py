@@ -60,12 +60,13 @@ def test_csv_and_a_resumed_log(tmp_path):
     watch = Watch(log=str(file), log_every=1, save=str(tmp_path / "saved"), save_every=3, keep=9, evaluate_every=0)
     run(jobs.trainer(2, "penalty"), jobs.shuffled(), 1, watch=watch)
     rows = list(csv.DictReader(file.open()))
-    assert [int(r["step"]) for r in rows] == [0, 1, 2, 3] and float(rows[0]["loss"]) > 0
+    assert [int(r["step"]) for r in rows] == [0, 1, 2, 3, 4] and float(rows[0]["loss"]) > 0
+    assert rows[0]["train accuracy"] == "" and float(rows[4]["train accuracy"]) > 0  # the model's own, after an epoch
     whole = file.read_text()
     (tmp_path / "saved" / "step-00000004").rename(tmp_path / "gone")
     again = Watch(**{**vars(watch), "resume": True})
     run(jobs.trainer(2, "penalty"), jobs.shuffled(), 1, watch=again)
-    assert [r["step"] for r in csv.DictReader(file.open())] == ["0", "1", "2", "3"]
+    assert [r["step"] for r in csv.DictReader(file.open())] == ["0", "1", "2", "3", "4"]
     assert file.read_text().splitlines()[:4] == whole.splitlines()[:4]
 
 
