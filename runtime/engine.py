@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from lpcompile.errors import UsageError
 from lpcompile.plan import Plan
-from lpcompile.runtime import handshake, state
+from lpcompile.runtime import handshake, memory, state
 from lpcompile.runtime.comm import Distributed, Local
 from lpcompile.runtime.executor import Op, prepare, run, take_turns
 from lpcompile.runtime.methods import Method, ScheduleOptions, get_method
@@ -88,8 +88,10 @@ class Engine:
             handshake.compare(self.facts(), self.transport.control)
             state.share_start(self)
             state.release_others(self)
-        for w in self.workers if trace else ():
-            w.trace = []
+        if trace:
+            memory.reset_peak()
+            for w in self.workers:
+                w.trace = []
 
     def _check_replicas(self) -> None:
         if self.replicas > 1 and self.mesh is None:
@@ -210,6 +212,7 @@ class Engine:
         for w in self.workers:
             w.method, w.step, w.apply, w.norms = method, self.steps, apply, None
             w.look = self.steps % self.settings.check_every == 0
+            w.weigh = w.trace is not None and 1 <= self.steps <= 2 + schedule.lag // self.micro
             for old in [n for n in w.batches if n < oldest]:
                 del w.batches[old]
             runs.append(run(w, self.transport, programs[w.rank], schedule.depth[w.rank], self.slot, self.low, high))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Generator, Iterator, Sequence
 
 import torch
 from torch import Tensor
 
-from lpcompile.runtime import psi, watch
+from lpcompile.runtime import memory, psi, watch
 from lpcompile.runtime.kappa import rows
 from lpcompile.runtime.methods.method import Terms
 from lpcompile.runtime.stores import Store
@@ -51,7 +52,8 @@ def forward(w: Worker, item: Instruction, slot: int) -> None:
     if item.reads:
         ref = item.reads[0]
         lams = w.leaves(w.rank, w.values[ref.kind, ref.boundary, slot])
-    found, loss = w.run_stage(lams, slot)
+    with memory.weighed(w, slot) if w.weigh else contextlib.nullcontext():
+        found, loss = w.run_stage(lams, slot)
     leaves = w.pick(w.rank, lams) if lams else ()
     if loss is not None:
         batch = w.batches[slot]
@@ -95,6 +97,7 @@ def backward(w: Worker, item: Instruction, slot: int) -> None:
             torch.autograd.backward([end for end, _ in pairs], [seed for _, seed in pairs])
     w.updater.due.add("stage")
     w.values["graph", w.rank, slot] = None
+    w.graph_bytes.pop(slot, None)
     stash_tied(w)
     if item.writes:
         w.values["p", w.rank, slot] = tuple(torch.zeros_like(t) if t.grad is None else t.grad for t in leaves)

@@ -1,12 +1,15 @@
-"""Where a rank's memory goes: parameters, gradients, optimizer state, buffers, and the process as a whole."""
+"""Where a rank's memory goes: parameters, gradients, optimizer state, activations, buffers, and the process as a whole."""
 
 from __future__ import annotations
 
+import contextlib
 import resource
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from lpcompile.runtime.worker import Worker
@@ -22,13 +25,41 @@ def of(w: Worker) -> dict[str, int]:
         "gradients": _bytes(p.grad for p in parameters),
         "optimizer": _bytes(states),
         "buffers": _bytes(b for m in modules for b in m.buffers()),
+        "activations": w.peak_graph_bytes,
         "messages": _bytes(t for ts in getattr(w.transport, "buffers", {}).values() for t in ts),
         "stores": _bytes(t for store in w.stores.values() for t in store.rows),
     }
 
 
+@contextlib.contextmanager
+def weighed(w: Worker, slot: int) -> Iterator[None]:
+    """Add up what a forward keeps for its backward, each storage once and the rank's own tensors not at all."""
+    own = {t.untyped_storage().data_ptr() for t in (*w.stage.module.parameters(), *w.stage.module.buffers())}
+    found: dict[int, int] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            found[storage.data_ptr()] = storage.nbytes()
+        return tensor.detach()
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        yield
+    w.graph_bytes[slot] = sum(found.values())
+    w.peak_graph_bytes = max(w.peak_graph_bytes, sum(w.graph_bytes.values()))
+
+
+def reset_peak() -> None:
+    """Let `process` count from now on, where the system can do that."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
+
+
 def process() -> int:
-    """The most memory that this process has had, in bytes."""
+    """The most memory that this process has had since `reset_peak`, in bytes."""
+    with contextlib.suppress(OSError, StopIteration, ValueError):
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return 1024 * int(next(line for line in lines if line.startswith("VmHWM")).split()[1])
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
 

@@ -63,6 +63,9 @@ class Worker:
         self.method: Method
         self.metrics: dict[str, list[tuple[Tensor, float]]] = {}
         self.trace: list[tuple[str, int, int, float, float]] | None = None
+        self.weigh = False  # whether graphs are weighed in this step
+        self.graph_bytes: dict[int, int] = {}  # of the micro-batches whose graphs are alive
+        self.peak_graph_bytes = 0
         self.varied: set[tuple[int, str, int]] = set()  # boundary tensors that have been seen to vary over samples
         self.norms_of: dict[int, list[_NormBase]] = {}
         self.waited = 0.0  # seconds of this step
