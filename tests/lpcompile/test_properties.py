@@ -1,4 +1,4 @@
-"""Table 1 of the paper, read off the schedules: of the methods that are there, and of small ones written for each rule."""
+"""Table 1 of the paper, read off schedules: of the methods that are there, and of small ones for each rule."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_a_gradient_of_an_earlier_step_is_no_lock():
 
 
 def test_differences_name_both_signs_and_the_reason():
-    """As in PipeDream, which the paper calls locked: its forwards are skewed too, and each rank holds several graphs."""
+    """As in PipeDream, which the paper calls locked: forwards are skewed too, and ranks hold several graphs."""
 
     def write(b):
         stage(b, -b.rank)
