@@ -46,6 +46,7 @@ PAPER_TABLE_1 = {
     "penalty": "✓✓✓✓✓×✓",
 }
 
+BACKWARD = ("backward", "backward_input", "backward_weight")
 LOCAL_LOSS = ("head",)
 NETWORKS = {"aux_forward": "AuxNets", "distil": "AuxNets", "head": "auxiliary heads"}
 STORES = {
@@ -118,10 +119,10 @@ class _Needs:
     def item(self, node: Node) -> Instruction:
         return self.schedule.ranks[node[0]][node[1]]
 
-    def all(self, op: str) -> Iterator[tuple[Node, Instruction]]:
+    def all(self, *ops: str) -> Iterator[tuple[Node, Instruction]]:
         for rank, items in enumerate(self.schedule.ranks):
             for at, item in enumerate(items):
-                if item.op == op:
+                if item.op in ops:
                     yield (rank, at), item
 
     def of(self, node: Node, buffers: bool = False) -> frozenset[Node]:
@@ -146,9 +147,9 @@ class _Needs:
         if buffers and item.op in BUFFERS:
             yield from self.filled[BUFFERS[item.op], item.boundary, item.slot % self.M]
 
-    def others(self, node: Node, op: str, buffers: bool = False) -> list[Node]:
+    def others(self, node: Node, *ops: str, buffers: bool = False) -> list[Node]:
         """The instructions of that kind on other ranks that `node` needs, by rank."""
-        return sorted(n for n in self.of(node, buffers) if n[0] != node[0] and self.item(n).op == op)
+        return sorted(n for n in self.of(node, buffers) if n[0] != node[0] and self.item(n).op in ops)
 
 
 def _solution(schedule: Schedule) -> Mark:
@@ -178,9 +179,9 @@ def _backward(needs: _Needs) -> Mark:
     """Locked where a rank's backwards of a step need, of another rank, all the ones in that same step."""
     slots: dict[int, set[int]] = defaultdict(set)
     together: dict[tuple[int, int], set[int]] = {}
-    for node, item in needs.all("backward"):
+    for node, item in needs.all(*BACKWARD):
         slots[node[0]].add(item.slot)
-        for other in needs.others(node, "backward"):
+        for other in needs.others(node, *BACKWARD):
             same = together.setdefault((node[0], other[0]), set())
             if needs.item(other).slot == item.slot:
                 same.add(item.slot)
@@ -200,7 +201,7 @@ def _update(needs: _Needs) -> Mark:
     """
     M = needs.M
     needed: dict[tuple[int, int], set[int]] = defaultdict(set)
-    for node, item in needs.all("backward"):
+    for node, item in needs.all(*BACKWARD):
         steps = [at for at, i in enumerate(needs.schedule.ranks[node[0]]) if i.op == "step"]
         slot = item.slot if steps and node[1] < steps[-1] else item.slot - M  # else the next step applies it
         for other in needs.others(node, "forward"):
