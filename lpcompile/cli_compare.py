@@ -65,7 +65,7 @@ def _compare(arguments: argparse.Namespace) -> int:
             if html is not None:
                 html.write_text(page(found), encoding="utf-8")
                 print(f"written to {html}", file=sys.stderr)
-    return 0
+    return 1 if any(row.why.startswith("failed") for row in found.rows) else 0
 
 
 def names(given: str) -> tuple[str, ...]:

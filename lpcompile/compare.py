@@ -1,8 +1,8 @@
 """`python -m lpcompile compare`: every method on the same model, samples, batch and seed, beside plain training.
 
-A Request is what was asked for, a Comparison what has been found so far; both are plain data with a versioned JSON form.
-Each method trains once in processes of its own, one core each. Between two of them a block of plain training is timed,
-so that ρ is taken against how fast the machine was just before and just after.
+A Request is what was asked for, a Comparison what has been found so far: plain data with a versioned JSON form. Each
+method trains once in processes of its own, one core each. Between two of them a block of plain training is timed, so
+that ρ is taken against how fast the machine was just before and just after.
 """
 
 from __future__ import annotations
@@ -100,9 +100,10 @@ def _check_model(request: Request) -> None:
 class Row:
     """What was found of one method. Without `seconds` it has not been measured, and `why` says why.
 
-    seconds: training time of every epoch; accuracy: after it, and `recalibrated` after the last with BatchNorm statistics
+    seconds: training time of every epoch; accuracy: after it; recalibrated: after the last, with BatchNorm statistics
     taken anew. rho: [median, lowest, highest] of plain training's epoch over this one's. reached: seconds of training
-    until the target. sent: bytes a step, over all ranks. ranks: idle (share of time), tensors and process (bytes).
+    until the target. sent: bytes a step, over all ranks. ranks: shares of time idle and lost (the core worked for
+    others), bytes sent, most bytes of tensors and of the process.
     marks: [✓ or ×, why] by the paper's names. timeline: see `lpcompile.compare_timeline`.
     """
 

@@ -114,7 +114,7 @@ def _epoch(runner: Runner, train: Any, epoch: int) -> dict[str, Any]:
     train.sampler.set_epoch(epoch)
     waited, sent = 0.0, []
     runner.meet()
-    begin = time.perf_counter()
+    begin, cpu = time.perf_counter(), time.process_time()
     for step, (batch, asked, there) in enumerate(_asked(train), start=epoch * len(train)):
         if runner.events is not None:
             runner.events.append(("data", runner.rank, step, asked, there))
@@ -122,11 +122,16 @@ def _epoch(runner: Runner, train: Any, epoch: int) -> dict[str, Any]:
         waited += wait
         sent.append(size)
     runner.finish()
-    done = time.perf_counter()
+    done, cpu = time.perf_counter(), time.process_time() - cpu
     runner.meet()
     end = time.perf_counter()
-    samples = len(train) * train.batch_size
-    return {"seconds": end - begin, "idle": waited + end - done, "sent": statistics.median(sent), "samples": samples}
+    return {
+        "seconds": end - begin,
+        "idle": waited + end - done,
+        "lost": max(0.0, done - begin - waited - cpu),  # neither computing nor waiting: the core was somebody else's
+        "sent": statistics.median(sent),
+        "samples": len(train) * train.batch_size,
+    }
 
 
 def _asked(train: Any) -> Iterator[tuple[Any, float, float]]:
@@ -140,11 +145,13 @@ def _asked(train: Any) -> Iterator[tuple[Any, float, float]]:
 def _tensors(runner: Runner, train: Any) -> int:
     """The most bytes of tensors at once in a step of the steady state."""
     runner.freeze_rate()
-    with peak.Alive() as alive:
+    fixed = runner.fixed()
+    alive = peak.Alive()
+    with alive:
         for batch in islice(train, runner.keeps + PROBE):
             runner.step(batch)
         runner.finish()
-    return runner.fixed() + alive.most
+    return fixed + alive.most
 
 
 def _tell(task: Task, seen: list[dict[str, Any]]) -> None:
@@ -160,8 +167,10 @@ def together(everyone: list[dict[str, Any]], micro: int) -> dict[str, Any]:
     ranks = []
     for seen in everyone:
         counted = seen["epochs"][1:] or seen["epochs"]
+        whole = sum(e["seconds"] for e in counted)
         ranks.append({
-            "idle": sum(e["idle"] for e in counted) / sum(e["seconds"] for e in counted),
+            "idle": sum(e["idle"] for e in counted) / whole,
+            "lost": sum(e["lost"] for e in counted) / whole,
             "sent": statistics.median(e["sent"] for e in counted),
             "tensors": seen["tensors"],
             "process": seen["process"],

@@ -11,6 +11,7 @@ from lpcompile.runtime.methods import METHODS
 from lpcompile.tables import size
 
 NONE = "–"
+LOST = 0.05  # share of the time that a core may work for others before it is told
 SHORT = 72  # characters of a reason that stand in the table
 
 
@@ -76,7 +77,15 @@ def notes(found: Comparison) -> list[str]:
         "others.",
     ]
     if r.K > machine["cores"]:
-        lines.append(f"{r.K} ranks shared {machine['cores']} cores: ρ, samples/s and idle are not those of {r.K} cores.")
+        lines.append(
+            f"{r.K} ranks shared {machine['cores']} cores: ρ, samples/s and idle are not those of {r.K} cores."
+        )
+    lost = max((rank["lost"] for row in (found.serial, *found.rows) if row for rank in row.ranks), default=0.0)
+    if lost > LOST:
+        lines.append(
+            f"the machine was not alone: up to {100 * lost:.0f} % of a process's time its core worked for others, and "
+            f"ρ, samples/s and idle show that too."
+        )
     micro = [f"{row.method} {row.micro}" for row in found.rows if row.micro > 1]
     if micro:
         lines.append(f"micro-batches a step: {', '.join(micro)}; of the others 1.")

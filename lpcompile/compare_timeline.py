@@ -14,15 +14,25 @@ Event = tuple[str, int, int, float, float]  # instruction, rank, step, begin, en
 
 SHOWN = 3  # mini-batches
 KINDS = {
-    "forward": ("forward",),
+    "forward": ("forward", "replay"),
     "backward": ("backward", "backward_input", "backward_weight"),
-    "auxiliary": ("aux_forward", "distil", "head", "penalize", "correct", "kappa", "multiply", "recall", "store",
-                  "offer", "draw"),
-    "wait": ("wait", "norm", "tied", "average"),
-    "message": ("send", "recv"),
+    "auxiliary": (
+        "aux_forward",
+        "distil",
+        "head",
+        "penalize",
+        "correct",
+        "kappa",
+        "multiply",
+        "recall",
+        "store",
+        "stash",
+    ),
+    "wait": ("wait", "draw", "norm", "tied", "average"),
+    "message": ("send", "recv", "offer"),
     "step": ("step",),
     "data": ("data",),
-}  # fmt: skip
+}
 SLOT = re.compile(r"\[([+-]\d+)\]")
 
 

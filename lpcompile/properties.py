@@ -55,6 +55,7 @@ STORES = {
     "offer": "a buffer of batches between ranks",
     "draw": "a buffer of batches between ranks",
 }
+TOLD = {"graph": "graphs", "X": "activations", "lam": "λ"}  # first, of several things that are kept
 BUFFERS = {"draw": "offer"}  # what reads a buffer, and what fills it: nobody waits
 
 Node = tuple[int, int]  # rank, position in its list
@@ -223,9 +224,10 @@ def _memory(schedule: Schedule) -> Mark:
             kept = "κ of every sample" if item.op == "kappa" and not item.reads else STORES.get(item.op)
             if kept:
                 return Mark(True, f"rank {rank} keeps {kept}")
-    most, rank, ref = max(_alive(schedule))
-    if most > 1:
-        what = "graphs" if ref.kind == "graph" else f"{Ref(ref.kind, ref.boundary, 0)}"
+    several = [found for found in _alive(schedule) if found[0] > 1]
+    if several:
+        most, rank, ref = max(several, key=lambda found: (found[2].kind in TOLD, found[0], -found[1]))
+        what = TOLD.get(ref.kind) or str(Ref(ref.kind, ref.boundary, 0))
         return Mark(True, f"rank {rank} keeps {what} of {most} micro-batches at a time")
     return Mark(False, "each rank keeps one micro-batch at a time")
 
@@ -242,7 +244,6 @@ def _alive(schedule: Schedule) -> Iterator[tuple[int, int, Ref]]:
                 key, when = Ref(ref.kind, ref.boundary, ref.slot % M), -(ref.slot // M) * length + at
                 first[key] = min(first.get(key, when), when)
                 last[key] = max(last.get(key, when), when)
-        yield 0, rank, Ref("graph", rank, 0)
         for kind, boundary in {(k.kind, k.boundary) for k in first}:
             spans = [(first[k], last[k]) for k in first if (k.kind, k.boundary) == (kind, boundary)]
             most = max(sum((now - a) // length - (now - b - 1) // length for a, b in spans) for now, _ in spans)

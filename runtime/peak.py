@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from lpcompile.runtime import memory
 
 
-class Alive(TorchDispatchMode):
+class Alive(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the storages that operations make, from when they are made until they are gone.
 
     Activations, gradients, messages and whatever else is made inside count; what was there before does not. A method
@@ -28,8 +28,9 @@ class Alive(TorchDispatchMode):
     """
 
     def __init__(self) -> None:
-        super().__init__()
-        self.now = self.most = 0
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.now: int = 0
+        self.most: int = 0
         self.known: dict[int, int] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -52,7 +53,9 @@ class Alive(TorchDispatchMode):
 
 
 def _storages(value: Any) -> list[torch.UntypedStorage]:
-    return [t.untyped_storage() for t in pytree.tree_leaves(value) if isinstance(t, Tensor) and t.layout == torch.strided]
+    return [
+        t.untyped_storage() for t in pytree.tree_leaves(value) if isinstance(t, Tensor) and t.layout == torch.strided
+    ]
 
 
 def forget() -> None:

@@ -46,7 +46,7 @@ def test_each_mark_says_what_in_the_schedule_it_comes_from():
     marks = properties(METHODS["multiplier"].schedule(bare_plan(3), ScheduleOptions(micro=4)))
     assert list(marks) == list(NAMES)
     assert marks["backward unlocking"].why == "rank 0 goes back through a micro-batch 1 slot after rank 1 did"
-    assert marks["extra memory"].why == "rank 0 keeps λ1 of 3 micro-batches at a time"
+    assert marks["extra memory"].why == "rank 0 keeps λ of 3 micro-batches at a time"
     marks = properties(BP.schedule(bare_plan(3), ScheduleOptions()))
     assert marks["forward unlocking"].why == "rank 1's forward waits for rank 0's of the same micro-batch"
 
@@ -97,7 +97,7 @@ def test_all_forwards_before_all_backwards_keeps_several_graphs():
 
     schedule = written(write, micro=4)
     assert signs(schedule) == PAPER_TABLE_1["gpipe"]
-    assert properties(schedule)["extra memory"].why == "rank 2 keeps graphs of 4 micro-batches at a time"
+    assert properties(schedule)["extra memory"].why == "rank 0 keeps graphs of 4 micro-batches at a time"
 
 
 def test_a_gradient_of_an_earlier_step_is_no_lock():
