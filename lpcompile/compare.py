@@ -103,7 +103,7 @@ class Row:
     seconds: training time of every epoch; accuracy: after it; recalibrated: after the last, with BatchNorm statistics
     taken anew. rho: [median, lowest, highest] of plain training's epoch over this one's. reached: seconds of training
     until the target. sent: bytes a step, over all ranks. ranks: shares of time idle and lost (the core worked for
-    others), bytes sent, most bytes of tensors and of the process.
+    others), bytes sent, most bytes of tensors and of the process. start: how AuxNets began, where there are some.
     marks: [✓ or ×, why] by the paper's names. timeline: see `lpcompile.compare_timeline`.
     """
 
@@ -116,6 +116,7 @@ class Row:
     rho: list[float] = field(default_factory=list)
     reached: float | None = None
     sent: int = 0
+    start: str = ""
     micro: int = 1
     ranks: list[dict[str, float]] = field(default_factory=list)
     marks: dict[str, list[str]] = field(default_factory=dict)
@@ -194,7 +195,8 @@ def compare(found: Comparison, keep: Callable[[], None] = lambda: None) -> None:
 def _row(method: str, data: dict[str, Any]) -> Row:
     accuracy = [shown["accuracy"] for shown in data["shown"]]
     row = Row(method, seconds=data["seconds"], accuracy=accuracy, ranks=data["ranks"], micro=data["micro"],
-              sent=round(sum(r["sent"] for r in data["ranks"])), timeline=data["timeline"])  # fmt: skip
+              sent=round(sum(r["sent"] for r in data["ranks"])), timeline=data["timeline"],
+              start=data.get("start", ""))  # fmt: skip
     row.recalibrated = data["shown"][-1].get("recalibrated accuracy")
     row.rate = data["samples"] / row.epoch
     return row

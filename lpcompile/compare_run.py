@@ -57,7 +57,7 @@ def train_method(task: Task) -> dict[str, Any]:
     mine = measure(Ranks(trainer), task, train, test)
     everyone: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(everyone, mine, group=trainer.control)
-    return together(everyone, trainer.micro)
+    return together(everyone, trainer.micro) | {"start": program.plan.aux_init}
 
 
 def train_serial(task: Task) -> dict[str, Any]:

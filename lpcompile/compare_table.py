@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from lpcompile.compare import LEAST_K, SHARE, Comparison, Row
-from lpcompile.models import REGISTRY
 from lpcompile.properties import NAMES, PAPER_TABLE_1, Mark, differences
-from lpcompile.runtime.methods import METHODS
 from lpcompile.tables import size
 
 NONE = "–"
@@ -89,8 +87,8 @@ def notes(found: Comparison) -> list[str]:
     micro = [f"{row.method} {row.micro}" for row in found.rows if row.micro > 1]
     if micro:
         lines.append(f"micro-batches a step: {', '.join(micro)}; of the others 1.")
-    started = [row.method for row in found.rows if row.seconds and METHODS[row.method].aux == "auxnet"]
-    if started and (r.init or ("consistent" if r.model in REGISTRY else "fresh")) == "consistent":
+    started = [row.method for row in found.rows if row.start == "consistent"]
+    if started:
         lines.append(
             f"{', '.join(started)} started consistent: residual branches that AuxNets leave out were zero in the model."
         )

@@ -52,10 +52,9 @@ NETWORKS = {"aux_forward": "AuxNets", "distil": "AuxNets", "head": "auxiliary he
 STORES = {
     "recall": "λ of every sample",
     "store": "λ of every sample",
-    "offer": "a buffer of batches between ranks",
-    "draw": "a buffer of batches between ranks",
+    "draw": "a buffer of batches that other ranks offered",
 }
-TOLD = {"graph": "graphs", "X": "activations", "lam": "λ"}  # first, of several things that are kept
+TOLD = {"graph": "graphs", "X": "boundary activations", "lam": "λ"}  # first, of several things that are kept
 BUFFERS = {"draw": "offer"}  # what reads a buffer, and what fills it: nobody waits
 
 Node = tuple[int, int]  # rank, position in its list
