@@ -75,8 +75,7 @@ class Request:
             raise UsageError(f"--micro {self.micro} does not divide --batch {self.batch}; it has {parts} equal parts")
         if self.target is not None and not 0 < self.target <= 1:
             raise UsageError(f"--target {self.target:g} is no share of right answers: give 0.9 for 90 %")
-        for method in self.methods:
-            self.job(method).check()
+        self.job("bp").check()
         if launch.torchrun_rank() is not None:
             raise UsageError("compare starts its own processes, K for each method in turn: run it without torchrun")
         _check_model(self)
@@ -103,8 +102,8 @@ class Row:
     seconds: training time of every epoch; accuracy: after it; recalibrated: after the last, with BatchNorm statistics
     taken anew. rho: [median, lowest, highest] of plain training's epoch over this one's. reached: seconds of training
     until the target. sent: bytes a step, over all ranks. ranks: shares of time idle and lost (the core worked for
-    others), bytes sent, most bytes of tensors and of the process. start: how AuxNets began, where there are some.
-    marks: [✓ or ×, why] by the paper's names. timeline: see `lpcompile.compare_timeline`.
+    others), bytes sent, most bytes of tensors and of the process. zeroed: parameters that a consistent start set to
+    zero. marks: [✓ or ×, why] by the paper's names. timeline: see `lpcompile.compare_timeline`.
     """
 
     method: str
@@ -116,7 +115,7 @@ class Row:
     rho: list[float] = field(default_factory=list)
     reached: float | None = None
     sent: int = 0
-    start: str = ""
+    zeroed: int = 0
     micro: int = 1
     ranks: list[dict[str, float]] = field(default_factory=list)
     marks: dict[str, list[str]] = field(default_factory=dict)
@@ -178,6 +177,7 @@ def compare(found: Comparison, keep: Callable[[], None] = lambda: None) -> None:
     for number, method in enumerate(request.methods, start=1):
         task = Task(request.job(method), f"[{number}/{count}] {method}", augment)
         try:
+            task.job.check()  # what only this method refuses is for its row to say
             data = launch.launch(train_method, (task,), world=request.K, K=request.K, timeout=request.timeout)
         except LpError as error:
             row = Row(method, why=_reason(error))
@@ -196,7 +196,7 @@ def _row(method: str, data: dict[str, Any]) -> Row:
     accuracy = [shown["accuracy"] for shown in data["shown"]]
     row = Row(method, seconds=data["seconds"], accuracy=accuracy, ranks=data["ranks"], micro=data["micro"],
               sent=round(sum(r["sent"] for r in data["ranks"])), timeline=data["timeline"],
-              start=data.get("start", ""))  # fmt: skip
+              zeroed=data.get("zeroed", 0))  # fmt: skip
     row.recalibrated = data["shown"][-1].get("recalibrated accuracy")
     row.rate = data["samples"] / row.epoch
     return row

@@ -19,12 +19,12 @@ NUMBERED = ("forward", "backward", "auxiliary")
 LEAST = 0.4  # pixels of the narrowest box
 
 
-def chart(lines: Sequence[Line], above: str, below: str) -> str:
-    """Lines with their names at their ends."""
+def chart(lines: Sequence[Line], above: str, below: str, least: float = 0.0) -> str:
+    """Lines with their names at their ends; numbers below are at least this far apart."""
     top = max((v for _, _, y, _ in lines for v in y), default=1.0)
     low = min((v for _, _, y, _ in lines for v in y), default=0.0)
     most = max((v for _, x, _, _ in lines for v in x), default=1.0)
-    y_ticks, x_ticks = ticks(low, top), ticks(0.0, most)
+    y_ticks, x_ticks = ticks(low, top), ticks(0.0, most, least)
     bottom, ceiling, end = y_ticks[0], max(y_ticks[-1], top), max(x_ticks[-1], most)
 
     def place(x: float, y: float) -> tuple[float, float]:
@@ -55,11 +55,12 @@ def chart(lines: Sequence[Line], above: str, below: str) -> str:
     return f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img">{"".join(parts)}</svg>'
 
 
-def ticks(low: float, high: float) -> list[float]:
+def ticks(low: float, high: float, least: float = 0.0) -> list[float]:
     """Round numbers, about five of them, from at most `low` on."""
     span = (high - low) or max(abs(high), 1.0)
     size = 10 ** math.floor(math.log10(span / 4))
     step = next(size * f for f in (1, 2, 5, 10) if span / (size * f) <= 5)
+    step = max(step, least)
     first = math.floor(low / step)
     return [round(step * i, 10) for i in range(first, math.floor(high / step + 1e-9) + 1)] or [low]
 

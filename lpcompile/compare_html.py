@@ -36,9 +36,8 @@ def page(found: Comparison) -> str:
         title=escape(title),
         headline=escape(headline(found)),
         measured=_table(headers(found), [_cells(r) for r in rows]),
-        charts=over_time + chart(by_epoch, "test accuracy, %", "epochs"),
-        about_lanes=f"From the middle of the last epoch, numbered 1 to {SHOWN}; what is paler belongs to the batches "
-        "before and after. All on one scale of time. Hover for details.",
+        charts=over_time + chart(by_epoch, "test accuracy, %", "epochs", least=1),
+        about_lanes=escape(_about_lanes(measured)),
         legend="".join(f'<span><i class="{kind}"></i>{escape(SAYS[kind])}</span>' for kind in SAYS if kind in KINDS),
         lanes=timelines([(_name(r), r.timeline) for r in measured if any(r.timeline)]),
         marks=_marks([r for r in found.rows if r.marks]),
@@ -48,6 +47,13 @@ def page(found: Comparison) -> str:
 
 def _template() -> str:
     return (files("lpcompile") / "compare.html").read_text(encoding="utf-8")
+
+
+def _about_lanes(rows: Sequence[Row]) -> str:
+    text = f"""From the middle of the last epoch, numbered 1 to {SHOWN}; what is paler belongs to the batches before and
+        after. All on one scale of time. Hover for details."""
+    drawn = [r.method for r in rows if any(e["name"].startswith("draw ") for lane in r.timeline for e in lane)]
+    return text + (f" Of {', '.join(drawn)} each worker counts what it draws from its buffer." if drawn else "")
 
 
 def _name(row: Row) -> str:

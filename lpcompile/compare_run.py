@@ -57,7 +57,8 @@ def train_method(task: Task) -> dict[str, Any]:
     mine = measure(Ranks(trainer), task, train, test)
     everyone: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(everyone, mine, group=trainer.control)
-    return together(everyone, trainer.micro) | {"start": program.plan.aux_init}
+    zeroed = sum(len(b.aux.zeroed) for b in program.plan.boundaries if b.aux is not None)
+    return together(everyone, trainer.micro) | {"zeroed": zeroed}
 
 
 def train_serial(task: Task) -> dict[str, Any]:

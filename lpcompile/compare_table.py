@@ -79,7 +79,7 @@ def notes(found: Comparison) -> list[str]:
             f"{r.K} ranks shared {machine['cores']} cores: ρ, samples/s and idle are not those of {r.K} cores."
         )
     lost = max((rank["lost"] for row in (found.serial, *found.rows) if row for rank in row.ranks), default=0.0)
-    if lost > LOST:
+    if lost > LOST and r.K <= machine["cores"]:
         lines.append(
             f"the machine was not alone: up to {100 * lost:.0f} % of a process's time its core worked for others, and "
             f"ρ, samples/s and idle show that too."
@@ -87,10 +87,11 @@ def notes(found: Comparison) -> list[str]:
     micro = [f"{row.method} {row.micro}" for row in found.rows if row.micro > 1]
     if micro:
         lines.append(f"micro-batches a step: {', '.join(micro)}; of the others 1.")
-    started = [row.method for row in found.rows if row.start == "consistent"]
+    started = [f"{row.method} {row.zeroed}" for row in found.rows if row.zeroed]
     if started:
         lines.append(
-            f"{', '.join(started)} started consistent: residual branches that AuxNets leave out were zero in the model."
+            f"parameters of the model that a consistent start set to zero (branches that AuxNets leave out): "
+            f"{', '.join(started)}; the other methods and plain training began with the model's own."
         )
     lines += [f"{row.method} {row.why}" for row in found.rows if row.why]
     return lines + marks_notes(found.rows, r.K)
