@@ -146,11 +146,11 @@ def _asked(train: Any) -> Iterator[tuple[Any, float, float]]:
 def _tensors(runner: Runner, train: Any) -> int:
     """The most bytes of tensors at once in a step of the steady state."""
     runner.freeze_rate()
-    fixed = runner.fixed()
     alive = peak.Alive()
     with alive:
         for batch in islice(train, runner.keeps + PROBE):
             runner.step(batch)
+        fixed = runner.fixed()
         runner.finish()
     return fixed + alive.most
 

@@ -15,6 +15,8 @@ from lpcompile.runtime import memory
 from lpcompile.runtime.trainer import Trainer
 from lpcompile.train import Job, _optimizer, _scheduler
 
+MADE = ("gradients", "versions")  # anew in every step, and counted there
+
 
 class Runner(Protocol):
     """What the measuring loop needs. `keeps`: steps for which a method keeps anything; `events`: while tracing."""
@@ -46,7 +48,7 @@ class Runner(Protocol):
         ...
 
     def fixed(self) -> int:
-        """Bytes that stay from step to step."""
+        """Bytes that stay from step to step, asked between two of them."""
         ...
 
 
@@ -78,7 +80,7 @@ class Ranks:
         self.trainer.schedulers.clear()
 
     def fixed(self) -> int:
-        return sum(size for name, size in memory.of(self.trainer.workers[0]).items() if name != "gradients")
+        return sum(size for name, size in memory.of(self.trainer.workers[0]).items() if name not in MADE)
 
 
 class Serial:
