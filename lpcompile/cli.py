@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lpcompile.cli_compare import add_compare
 from lpcompile.cli_train import add_export, add_train
 from lpcompile.errors import LpError, UsageError
 
@@ -91,7 +92,9 @@ def _parser() -> argparse.ArgumentParser:
     add_train(train)
     export = commands.add_parser("export", help="write the weights in a checkpoint as a plain safetensors file")
     add_export(export)
-    for command in (inspect, emit, zoo, train, export):
+    comparison = commands.add_parser("compare", help="train a model by every method and measure them side by side")
+    add_compare(comparison)
+    for command in (inspect, emit, zoo, train, export, comparison):
         command.add_argument("--debug", action="store_true", help="show Python tracebacks")
     return parser
 

@@ -1,0 +1,82 @@
+"""Three mini-batches on every worker, from what a run really did: the paper's figure, measured.
+
+>>> lanes(everyone, middle=33, micro=4)
+[[{"kind": "forward", "batch": 1, "begin": 0.0, "end": 4.1, "name": "forward"}, ...], ...]      # one list a rank
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+Event = tuple[str, int, int, float, float]  # instruction, rank, step, begin, end in seconds, as the trainer traces it
+
+SHOWN = 3  # mini-batches
+KINDS = {
+    "forward": ("forward", "replay"),
+    "backward": ("backward", "backward_input", "backward_weight"),
+    "auxiliary": (
+        "aux_forward",
+        "distil",
+        "head",
+        "penalize",
+        "correct",
+        "kappa",
+        "multiply",
+        "recall",
+        "store",
+        "stash",
+    ),
+    "wait": ("wait", "draw", "norm", "tied", "average"),
+    "message": ("send", "recv", "offer"),
+    "step": ("step",),
+    "data": ("data",),
+}
+SLOT = re.compile(r"\[([+-]\d+)\]")
+
+
+def kind_of(name: str) -> str:
+    op = name.split(" ")[0]
+    return next((kind for kind, ops in KINDS.items() if op in ops), "auxiliary")
+
+
+def batch_of(event: Event, micro: int) -> int:
+    """The mini-batch that an instruction works on, which in a skewed method is not the step's."""
+    found = SLOT.search(event[0])
+    return event[2] + (int(found[1]) // micro if found else 0)
+
+
+def near(events: Sequence[Event], middle: int, keeps: int) -> list[Event]:
+    """The events that can fall into the window around the middle step."""
+    reach = SHOWN + 2 * keeps + 1
+    return [e for e in events if abs(e[2] - middle) <= reach]
+
+
+def lanes(everyone: Sequence[Sequence[Event]], middle: int, micro: int) -> list[list[dict[str, Any]]]:
+    """One lane a rank: all that happened from the first to the last event of three mini-batches, in ms from there on.
+
+    Those are numbered 1 to 3; what belongs to the ones before and after has number 0.
+    """
+    first = middle - 1
+    chosen = [e for events in everyone for e in events if first <= batch_of(e, micro) < first + SHOWN and _counts(e)]
+    if not chosen:
+        return [[] for _ in everyone]
+    begin, end = min(e[3] for e in chosen), max(e[4] for e in chosen)
+    return [[_drawn(e, begin, end, first, micro) for e in es if e[4] > begin and e[3] < end] for es in everyone]
+
+
+def _counts(event: Event) -> bool:
+    """Whether it is work on its mini-batch: receives may be posted long before it, and a step is for several."""
+    return kind_of(event[0]) in ("forward", "backward", "auxiliary")
+
+
+def _drawn(event: Event, begin: float, end: float, first: int, micro: int) -> dict[str, Any]:
+    batch = batch_of(event, micro) - first + 1
+    return {
+        "kind": kind_of(event[0]),
+        "batch": batch if 1 <= batch <= SHOWN else 0,
+        "begin": round(1e3 * (max(event[3], begin) - begin), 3),
+        "end": round(1e3 * (min(event[4], end) - begin), 3),
+        "name": event[0],
+    }
