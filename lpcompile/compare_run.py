@@ -23,7 +23,7 @@ from torch import nn
 from lpcompile import compare_timeline, sources
 from lpcompile.compare_runners import Ranks, Runner, Serial
 from lpcompile.data import loaders
-from lpcompile.runtime import guard, peak
+from lpcompile.runtime import guard, memory, peak
 from lpcompile.train import Job, _check_classes, _image, _optimizer, _scheduler, compiled
 
 WARM, BLOCK = 2, 20  # steps of a serial block that are not timed, and that are: half an epoch, or at most so many
@@ -95,7 +95,7 @@ def measure(runner: Runner, task: Task, train: Any, test: Any) -> dict[str, Any]
     """Train all epochs; gives what this process saw."""
     epochs = task.job.epochs
     seen: list[dict[str, Any]] = []
-    peak.forget()
+    memory.reset_peak()
     for epoch in range(epochs):
         last = epoch + 1 == epochs
         runner.trace(last)
@@ -107,7 +107,7 @@ def measure(runner: Runner, task: Task, train: Any, test: Any) -> dict[str, Any]
         if runner.rank == 0:
             _tell(task, seen)
     runner.trace(False)
-    return {"epochs": seen, "events": events, "process": peak.process(), "tensors": _tensors(runner, train),
+    return {"epochs": seen, "events": events, "process": memory.process(), "tensors": _tensors(runner, train),
             "middle": middle}  # fmt: skip
 
 

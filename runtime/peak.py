@@ -1,4 +1,4 @@
-"""How much memory a process needed at most: exactly, in tensors, and as the system sees it.
+"""How much memory a process needed at most, in tensors that were alive at once.
 
 >>> with Alive() as alive:
 ...     trainer.step(x, y)
@@ -7,17 +7,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import weakref
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
-
-from lpcompile.runtime import memory
 
 
 class Alive(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -56,18 +52,3 @@ def _storages(value: Any) -> list[torch.UntypedStorage]:
     return [
         t.untyped_storage() for t in pytree.tree_leaves(value) if isinstance(t, Tensor) and t.layout == torch.strided
     ]
-
-
-def forget() -> None:
-    """Let `process` count from now on, where the system can (Linux)."""
-    with contextlib.suppress(OSError):
-        Path("/proc/self/clear_refs").write_text("5")
-
-
-def process() -> int:
-    """The most memory that this process has had since `forget`, in bytes."""
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/self/status").read_text().splitlines():
-            if line.startswith("VmHWM:"):
-                return 1024 * int(line.split()[1])
-    return memory.process()

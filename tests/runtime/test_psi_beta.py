@@ -7,6 +7,7 @@ import torch
 
 from lpcompile.errors import UsageError
 from lpcompile.runtime import beta, psi
+from lpcompile.runtime.settings import settings
 
 
 @pytest.mark.parametrize("shape", [(4, 3, 5, 5), (6, 7), (3, 2, 9)])
@@ -63,6 +64,22 @@ def test_adaptive_beta_rises_above_the_target_and_falls_below_it():
     for _ in range(100):
         state.saw(0.01)
     assert state.at(0) == pytest.approx(0.1)
+
+
+def test_relative_beta_follows_the_gradient_in_a_running_mean():
+    state = beta.BetaState(beta.relative(2.0, start=7.0, rate=0.5))
+    assert state.at(0) == 7.0  # until the first p has come
+    for pull, expected in ((10.0, 20.0), (20.0, 30.0), (0.0, 15.0)):
+        state.felt(torch.tensor(pull))
+        assert float(state.at(0)) == expected
+    state.use(beta.constant(1.0), None)
+    assert state.at(0) == 1.0
+
+
+def test_the_methods_own_rule_is_for_the_scale_free_psi():
+    assert settings({}).rule("relative").kind == "relative"
+    assert settings({"psi": "l2"}).rule("relative").kind == "exponential"
+    assert settings({"beta": 3}).rule("relative").kind == "constant"
 
 
 @pytest.mark.parametrize("wrong", [0, -1.0, "fast", {}, [1], {0: -1}, True])

@@ -11,6 +11,7 @@ from torch import nn
 
 import lpcompile
 from lpcompile.errors import InputError, TrainingError, UsageError
+from lpcompile.runtime import memory
 from lpcompile.runtime.methods import METHODS
 from tests.runtime.small import (
     Wide,
@@ -260,6 +261,48 @@ def test_evaluation_is_the_serial_models_and_leaves_training_alone():
     assert_same(trainer.state_dict(), before)
     assert all(m.training for m in trainer.program.module.modules())
     assert found["recalibrated loss"] != found["loss"]
+
+
+def test_recalibration_takes_statistics_on_x_and_nothing_else():
+    trainer = trainer_of(norm_mlp(), 2, data()[0][0], "penalty")
+    trainer.fit(data(4))
+    before = {name: t.clone() for name, t in trainer.state_dict().items()}
+    reference = norm_mlp()
+    reference.load_state_dict(before)
+    trainer.recalibrate(data(3))
+    for module in reference.modules():
+        if isinstance(module, nn.BatchNorm1d):
+            module.reset_running_stats()
+            module.momentum = None
+    with torch.no_grad():
+        for x, _ in data(3):
+            reference.train()(x)
+    for name, tensor in trainer.state_dict().items():
+        expected = reference.state_dict()[name] if "running" in name else before[name]
+        torch.testing.assert_close(tensor, expected, msg=name)
+    assert any(not torch.equal(before[n], t) for n, t in trainer.state_dict().items())
+
+
+def test_a_relative_beta_is_the_same_on_both_sides_of_a_boundary():
+    program = compiled(norm_mlp(), 3, data()[0][0], hosts=[1, 2])  # AuxNets above their boundaries: both ranks weigh
+    trainer = program.trainer(F.cross_entropy, optimizer=sgd, method="multiplier", micro=2)
+    found = [trainer.step(*batch) for batch in data(4)]
+    trainer.flush()
+    for k in (1, 2):
+        below, above = (float(trainer.workers[r].betas[k].at(0)) for r in (k - 1, k))
+        assert below == above > 0
+    assert {"beta 1", "beta 2"} <= set(found[-1]) and found[-1]["beta 1"] != found[-2]["beta 1"]
+
+
+def test_a_trace_weighs_what_graphs_keep():
+    """Two micro-batches, one graph at a time: half of what a whole batch keeps."""
+    kept = {}
+    for method, micro in (("penalty", 1), ("multiplier", 2)):
+        program = compiled(norm_mlp(), 2, data()[0][0])
+        trainer = program.trainer(F.cross_entropy, optimizer=sgd, method=method, micro=micro, trace=True)
+        trainer.fit(data(4))
+        kept[method] = [memory.of(w)["activations"] for w in trainer.workers]
+    assert all(0.4 * a < b < 0.6 * a for a, b in zip(kept["penalty"], kept["multiplier"], strict=True)), kept
 
 
 def test_fit_runs_epochs_and_lets_beta_rise_over_them():
