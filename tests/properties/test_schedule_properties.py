@@ -242,9 +242,7 @@ def send_before_it_is_made(draw, schedule):
 
 @damage
 def forget_a_computation(draw, schedule):
-    rank, i = pick(
-        draw, schedule, "forward", "backward", "backward_input", "aux_forward", "penalize", "correct", "recall", "kappa"
-    )
+    rank, i = pick(draw, schedule, *COMPUTATIONS)
     items = schedule.ranks[rank]
     assume(items[i].writes)
     readers = [item for item in items if any(w in item.reads for w in items[i].writes)]
