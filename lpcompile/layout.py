@@ -134,7 +134,7 @@ def _hosted(costs: Profile, best: Partition, terms: dict[str, Any]) -> Partition
 
 def _terms(options: Options, shares: list[float]) -> dict[str, Any]:
     terms = {n: v for n, v in options.planner().items() if n not in ("memory_limit", "pins")}
-    return {**terms, "aux_budget": shares}
+    return {**terms, "aux_budget": shares or 0.0}  # methods without AuxNets have none
 
 
 def _split(captured: Captured, found: list[Unit], best: Partition) -> tuple[Stage, ...]:

@@ -81,7 +81,9 @@ def test_an_older_torch_is_named(monkeypatch):
 def test_the_plan_knows_the_bubble(method, share):
     """Of two stages and two micro-batches: all of the other rank's work, a micro-batch's, a third of that, none."""
     model = nn.Sequential(*[nn.Sequential(nn.Linear(6, 6), nn.Tanh()) for _ in range(4)])
-    plan = compiled(model, 2, torch.randn(8, 6), method=method).plan
+    x = torch.randn(8, 6)
+    plan = compiled(model, 2, x, method=method).plan
+    assert compiled(model, 2, x, method=method, plan=plan).plan.step == plan.step  # as the other ranks get it
     less, more = sorted(stage.work for stage in plan.stages)
     assert less > 0 and exposed(method, 2, 8) == share
     assert plan.step == pytest.approx(more + share * less, rel=1e-12)
