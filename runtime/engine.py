@@ -59,7 +59,7 @@ class Engine:
         self._optimizer, self._aux_optimizer, self._scheduler = optimizer, aux_optimizer or optimizer, scheduler
         self._given = (auxnets, kappanets)
         self.target = get_method(method or self.plan.method)  # what is asked for; `method` is what runs now
-        self._micro(self.target)  # refuse what cannot be cut before ranks meet
+        self._micro(self.target, self.settings)  # refuse what cannot be cut before ranks meet
         self.device = handshake.own_device(_device(program.module), device)
         self.replicas = replicas
         self.distributed = self.plan.K * replicas > 1 and handshake.in_torchrun()
@@ -163,7 +163,7 @@ class Engine:
         """Make, verify and prepare the method's schedule. Nothing of another one may be under way."""
         self.method = method
         self.low = self.slot
-        self.micro = self._micro(method)
+        self.micro = self._micro(method, self.settings)
         self._say(about_batch_norm(method.name, self.program.module, self.micro, self.plan.batch))
         self.schedule, _ = self._prepared = self._prepare(method)
         self._exact = self._prepare(get_method("warmup-stored")) if method.name == "penalty-stored" else None
@@ -179,8 +179,8 @@ class Engine:
             self.said.add(text)
             log.warning(text)
 
-    def _micro(self, method: Method) -> int:
-        given, plan = self.settings.micro, self.plan
+    def _micro(self, method: Method, asked: Settings) -> int:
+        given, plan = asked.micro, self.plan
         if method.name in PIPELINES:
             return micro_batches(method.name, plan.K, plan.batch, given, plan.batch_free)
         return given if given is not None else default_micro(method, plan)
@@ -251,9 +251,10 @@ class Engine:
 
     def switch(self, method: str, **options: Any) -> None:
         """Go on with another method (and other options); parameters, optimizers, AuxNets and stores stay."""
+        target, asked = get_method(method), settings({**asdict_shallow(self.settings), **options})
+        self._micro(target, asked)
         self.flush()
-        self.target = get_method(method)
-        self.settings = settings({**asdict_shallow(self.settings), **options})
+        self.target, self.settings = target, asked
         self._begin(self.target)
 
     def resume_method(self, target: str, method: str) -> None:

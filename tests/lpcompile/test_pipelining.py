@@ -10,6 +10,7 @@ from torch.distributed.pipelining import schedules
 from lpcompile import pipelining
 from lpcompile.errors import UsageError
 from lpcompile.pipelining import PIPELINES, default_micro, exposed, micro_batches, order
+from lpcompile.runtime.default_schedule import default_schedule
 from tests.runtime.small import compiled
 
 
@@ -90,3 +91,9 @@ def test_the_plan_knows_the_bubble(method, share):
     assert plan.lower_bound == pytest.approx(plan.step, rel=1e-6)
     if method == "bp":
         assert plan.rho == pytest.approx(1)
+
+
+def test_a_plan_whose_batch_cannot_be_cut_has_no_schedule_of_its_own():
+    model = nn.Sequential(*[nn.Linear(6, 6) for _ in range(4)])
+    plans = [compiled(model, 2, torch.randn(size, 6), method="1f1b").plan for size in (4, 7, 11)]
+    assert [schedule and schedule.micro for schedule in map(default_schedule, plans)] == [2, 7, None]

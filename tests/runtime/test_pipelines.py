@@ -258,7 +258,10 @@ def test_micro_batches_that_do_not_divide_the_batch_are_refused(models):
         program.fit(None, None, optimizer=None, method="zb", micro=3)
     with pytest.raises(UsageError, match=r"cannot run 2 micro-batches on 3 stages: torch says .* use a multiple of 3"):
         program.trainer(F.cross_entropy, optimizer=sgd, method="1f1b", micro=2)
-    assert program.trainer(F.cross_entropy, optimizer=sgd, method="bp", micro=3).micro == 3
+    trainer = program.trainer(F.cross_entropy, optimizer=sgd, method="bp", micro=3)
+    with pytest.raises(UsageError, match=r"micro=3 does not divide the batch of 8"):
+        trainer.switch("gpipe")
+    assert (trainer.micro, trainer.target.name, trainer.schedule.method) == (3, "bp", "bp")
 
 
 def test_batch_norm_over_micro_batches_is_said_once(models, caplog):
