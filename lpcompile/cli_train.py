@@ -18,7 +18,8 @@ def add_train(parser: argparse.ArgumentParser) -> None:
         "or scikit-learn's digits (default)")  # fmt: skip
     add("-K", type=int, default=2, help="number of stages, one process each (default 2)")
     add("--replicas", type=int, default=1, metavar="R", help="data-parallel copies of the K stages (default 1)")
-    add("--method", default="multiplier", help="multiplier (default), penalty, penalty-stored, lagrangian or bp")
+    add("--method", default="multiplier", help="multiplier (default), penalty, penalty-stored, lagrangian, bp, gpipe, "
+        "1f1b or zb")  # fmt: skip
     add("--epochs", type=int, help="passes over the data")
     add("--batch", type=int, help="samples a step, over all replicas")
     add("--lr", type=float, help="largest learning rate")

@@ -20,6 +20,7 @@ from lpcompile.passes.partition import Partition, auto_stages, evaluate, partiti
 from lpcompile.passes.partition_options import PLAIN_METHODS
 from lpcompile.passes.split import Stage, split, stage_io
 from lpcompile.passes.units import Unit
+from lpcompile.pipelining import exposed
 from lpcompile.plan import AuxPlan, BoundaryPlan, Plan, StagePlan
 from lpcompile.program import on_meta
 
@@ -134,7 +135,7 @@ def _hosted(costs: Profile, best: Partition, terms: dict[str, Any]) -> Partition
 
 def _terms(options: Options, shares: list[float]) -> dict[str, Any]:
     terms = {n: v for n, v in options.planner().items() if n not in ("memory_limit", "pins")}
-    return {**terms, "aux_budget": shares}
+    return {**terms, "aux_budget": shares or 0.0}  # methods without AuxNets have none
 
 
 def _split(captured: Captured, found: list[Unit], best: Partition) -> tuple[Stage, ...]:
@@ -175,6 +176,8 @@ def make_plan(
 ) -> Plan:
     """Gather what the passes found into one frozen record."""
     best, stages = layout.best, layout.stages
+    batch, free = batch_size(tensors), captured._lp.batch_free
+    step, lower_bound = predicted(best, costs, exposed(best.method, best.K, batch, free), options)
     names = [name for name, _ in captured._lp.signature.inputs]
     ends = [*best.cuts, len(found)]
     rows, boundaries = [], []
@@ -206,8 +209,8 @@ def make_plan(
         method=best.method,
         cost=costs.cost,
         device=costs.device,
-        batch=batch_size(tensors),
-        batch_free=captured._lp.batch_free,
+        batch=batch,
+        batch_free=free,
         aux_budget=options.aux.budget if options.aux else 0.0,
         aux=options.aux.form if layout.made and options.aux else "",
         aux_init=options.aux.init if layout.made and options.aux else "",
@@ -215,14 +218,27 @@ def make_plan(
         units=costs.units,
         stages=tuple(rows),
         boundaries=tuple(boundaries),
-        step=best.step,
-        lower_bound=best.lower_bound,
+        step=step,
+        lower_bound=lower_bound,
         ideal=best.ideal,
         serial=costs.total + costs.loss,
         gate=checked,
         tied=tied_parameters(captured, [c for c in (found[b - 1].cut for b in best.cuts) if c is not None]),
         notes=(*captured._lp.notes, *costs.notes),
     )
+
+
+def predicted(best: Partition, costs: Profile, share: float, options: Options) -> tuple[float, float]:
+    """The step and its bound, where the slowest rank waits for this share of what the others do and send.
+
+    (1 - share) max work + share Σ work: the sum of all in `bp`, (M + K - 1)/M of a stage in a pipeline of M
+    micro-batches over K equal stages.
+    """
+    link, fastest = options.link, max((options.speeds or [1.0])[: best.K])
+    sent = 2 * ((best.K - 1) * link.latency_ms + best.crossing / link.bytes_per_ms) if link else 0.0
+    least = (costs.total + costs.loss) / fastest
+    step = (1 - share) * best.step + share * (sum(best.work) + sent)
+    return step, min(step, (1 - share) * best.lower_bound + share * least)
 
 
 def _boundary(index: int, cut: Cut, aux: AuxPlan | None) -> BoundaryPlan:

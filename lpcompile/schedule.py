@@ -37,6 +37,8 @@ OPS = {
     "penalize": "d = ∂ψ/∂λ of `boundary`, and its violation",
     "kappa": "κ of `boundary` from its store or its network",
     "backward": "the stage's backward, giving p for the boundary below it",
+    "backward_input": "the part of the stage's backward that gives p for the boundary below it",
+    "backward_weight": "the rest of the stage's backward: gradients of its weights",
     "correct": "g, the gradient of the Lagrangian in λ of `boundary`",
     "distil": "AuxNet of `boundary` learns with g",
     "store": "λ of `boundary` is corrected in the store of samples",
@@ -46,6 +48,7 @@ OPS = {
     "norm": "the gradient's norm over all ranks",
     "step": "the rank's optimizers step",
 }
+STAGE_OPS = ("forward", "backward", "backward_input", "backward_weight")  # of the rank's own stage, at no boundary
 COLLECTIVE = ("tied", "norm")
 STEPWISE = ("average", *COLLECTIVE, "step")  # once a step, not once a micro-batch
 
@@ -86,7 +89,7 @@ class Instruction:
             return f"wait {self.ref}"
         if self.op in STEPWISE:
             return self.op
-        at = f" {self.boundary}" if self.op not in ("forward", "backward") else ""
+        at = f" {self.boundary}" if self.op not in STAGE_OPS else ""
         return f"{self.op}{at}" + (f" [{self.slot:+d}]" if self.slot else "")
 
 

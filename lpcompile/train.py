@@ -23,6 +23,7 @@ from lpcompile.compile import parallelize
 from lpcompile.data import loaders
 from lpcompile.errors import UsageError
 from lpcompile.models import REGISTRY
+from lpcompile.pipelining import PIPELINES, micro_batches
 from lpcompile.plan import Plan
 from lpcompile.program import Program
 from lpcompile.runtime import checkpoint, launch
@@ -81,6 +82,8 @@ class Job:
             raise UsageError("--resume needs the folder of the checkpoints: --save DIR")
         if self.batch < 1 or self.epochs < 1 or self.batch % self.replicas:
             raise UsageError(f"--batch {self.batch} cannot be shared by {self.replicas} replicas; give a multiple")
+        if self.method in PIPELINES:
+            micro_batches(self.method, self.K, self.batch // self.replicas, self.options.get("micro"))
 
 
 def train(job: Job) -> dict[str, Any]:

@@ -14,7 +14,8 @@ from lpcompile.passes.cost import Profile
 
 CHAIN_METHODS = ("penalty", "lagrangian")  # lambda_k arrives through the chain of AuxNets, within the step
 SKEWED_METHODS = ("multiplier",)  # lambda_k was made a slot before: AuxNets cost work, but nobody waits for them
-PLAIN_METHODS = ("bp", "gpipe", "1f1b", "pipedream", "ddg", "fr", "dgl", "dgl-async", "penalty-stored")  # no AuxNets
+# no AuxNets
+PLAIN_METHODS = ("bp", "gpipe", "1f1b", "zb", "pipedream", "ddg", "fr", "dgl", "dgl-async", "penalty-stored")
 METHODS = CHAIN_METHODS + SKEWED_METHODS + PLAIN_METHODS
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from lpcompile.pipelining import PIPELINES
+from lpcompile.pipelining import default_micro as micro_by_default
 from lpcompile.plan import Plan
 from lpcompile.runtime.engine import default_micro
 from lpcompile.runtime.methods import METHODS, ScheduleOptions
@@ -11,9 +13,11 @@ from lpcompile.verify import verify
 
 
 def default_schedule(plan: Plan) -> Schedule | None:
-    """Verified; None where the plan is for a method that the runtime does not have."""
+    """Verified; None where the plan is for a method that the runtime does not have, or for a batch that is no whole
+    number of micro-batches for its pipeline."""
     method = METHODS.get(plan.method)
-    if method is None:
+    cut = plan.method not in PIPELINES or micro_by_default(plan.method, plan.K, plan.batch, plan.batch_free)
+    if method is None or not cut:
         return None
     tied = bool(plan.tied)
     clipped = Settings().clip_norm(method.exact or plan.K == 1) > 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
@@ -10,12 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from lpcompile.errors import UsageError
+from lpcompile.pipelining import PIPELINES, micro_batches
 from lpcompile.plan import Plan
 from lpcompile.runtime import handshake, memory, state
 from lpcompile.runtime.comm import Distributed, Local
 from lpcompile.runtime.executor import Op, prepare, run, take_turns
 from lpcompile.runtime.methods import Method, ScheduleOptions, get_method
 from lpcompile.runtime.methods.method import hosts_of
+from lpcompile.runtime.methods.pipelines import about_batch_norm
 from lpcompile.runtime.settings import Settings, settings
 from lpcompile.runtime.team import Factory, add_auxnets, add_kappanet, aux_nets, make_worker
 from lpcompile.runtime.worker import Net, Worker
@@ -25,6 +28,7 @@ from lpcompile.verify import verify
 if TYPE_CHECKING:
     from lpcompile.program import Program
 
+log = logging.getLogger("lpcompile")
 SAMPLES, MICRO = 8, 4  # by default at most so many micro-batches, of at least so many samples
 Prepared = tuple[Schedule, dict[int, tuple[Op, ...]]]
 
@@ -55,6 +59,7 @@ class Engine:
         self._optimizer, self._aux_optimizer, self._scheduler = optimizer, aux_optimizer or optimizer, scheduler
         self._given = (auxnets, kappanets)
         self.target = get_method(method or self.plan.method)  # what is asked for; `method` is what runs now
+        self._micro(self.target, self.settings)  # refuse what cannot be cut before ranks meet
         self.device = handshake.own_device(_device(program.module), device)
         self.replicas = replicas
         self.distributed = self.plan.K * replicas > 1 and handshake.in_torchrun()
@@ -78,6 +83,7 @@ class Engine:
         self.schedulers: dict[str, Any] = {}
         self.auxnets: dict[int, Net] = {}
         self.violation_at_start: float | None = None
+        self.said: set[str] = set()
         self.workers: list[Worker] = []
         for rank in [self.rank] if self.distributed else range(self.plan.K):
             w = make_worker(program, rank, loss_fn, optimizer, self.settings, self.transport, self.device)
@@ -159,7 +165,8 @@ class Engine:
         """Make, verify and prepare the method's schedule. Nothing of another one may be under way."""
         self.method = method
         self.low = self.slot
-        self.micro = self._micro(method)
+        self.micro = self._micro(method, self.settings)
+        self._say(about_batch_norm(method.name, self.program.module, self.micro, self.plan.batch))
         self.schedule, _ = self._prepared = self._prepare(method)
         self._exact = self._prepare(get_method("warmup-stored")) if method.name == "penalty-stored" else None
         for w in self.workers:
@@ -168,8 +175,17 @@ class Engine:
             for beta in w.betas.values():
                 beta.use(self.settings.rule(method.beta), self.settings.total_steps)
 
-    def _micro(self, method: Method) -> int:
-        return self.settings.micro if self.settings.micro is not None else default_micro(method, self.plan)
+    def _say(self, text: str) -> None:
+        """Tell the user something, once, from one process."""
+        if text and self.main and text not in self.said:
+            self.said.add(text)
+            log.warning(text)
+
+    def _micro(self, method: Method, asked: Settings) -> int:
+        given, plan = asked.micro, self.plan
+        if method.name in PIPELINES:
+            return micro_batches(method.name, plan.K, plan.batch, given, plan.batch_free)
+        return given if given is not None else default_micro(method, plan)
 
     def _clip(self, method: Method) -> float:
         return self.settings.clip_norm(method.exact or self.plan.K == 1)
@@ -238,9 +254,10 @@ class Engine:
 
     def switch(self, method: str, **options: Any) -> None:
         """Go on with another method (and other options); parameters, optimizers, AuxNets and stores stay."""
+        target, asked = get_method(method), settings({**asdict_shallow(self.settings), **options})
+        self._micro(target, asked)
         self.flush()
-        self.target = get_method(method)
-        self.settings = settings({**asdict_shallow(self.settings), **options})
+        self.target, self.settings = target, asked
         self._begin(self.target)
 
     def resume_method(self, target: str, method: str) -> None:
@@ -259,6 +276,8 @@ class Engine:
 
 def default_micro(method: Method, plan: Plan) -> int:
     """Micro-batches a step where nobody says how many."""
+    if method.name in PIPELINES:
+        return micro_batches(method.name, plan.K, plan.batch, free=plan.batch_free)
     if method.name != "multiplier" or plan.K == 1 or not plan.batch_free:
         return 1
     return max(1, min(MICRO, (plan.batch or 1) // SAMPLES))

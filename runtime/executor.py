@@ -14,13 +14,14 @@ from dataclasses import dataclass
 import torch
 
 from lpcompile.errors import ScheduleError
-from lpcompile.runtime import guard
+from lpcompile.runtime import guard, handlers, split_backward
 from lpcompile.runtime.comm import Key, Transport
-from lpcompile.runtime.handlers import HANDLERS, Handler
+from lpcompile.runtime.handlers import Handler
 from lpcompile.runtime.worker import Worker
 from lpcompile.schedule import STEPWISE, Instruction, Ref, Schedule
 
 NOTHING = contextlib.nullcontext()
+HANDLERS = {**handlers.HANDLERS, **split_backward.HANDLERS}
 
 
 @dataclass(frozen=True)

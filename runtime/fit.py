@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from lpcompile.errors import UsageError
+from lpcompile.pipelining import PIPELINES, micro_batches
 from lpcompile.runtime import launch, pack
 from lpcompile.runtime.handshake import in_torchrun
 from lpcompile.runtime.loop import Watch, run
@@ -58,6 +59,9 @@ def fit(
     """
     watch = Watch(**{name: options.pop(name) for name in WATCH if name in options})
     request = Request(loss_fn, loader, epochs, test, replicas, options, watch)
+    plan, method = program.plan, options.get("method") or program.plan.method
+    if method in PIPELINES:  # refuse what cannot be cut before processes are started
+        micro_batches(method, plan.K, plan.batch, options.get("micro"), plan.batch_free)
     world = program.plan.K * replicas
     device = next((p.device for p in program.module.parameters()), torch.device("cpu")).type
     if world == 1 or in_torchrun():

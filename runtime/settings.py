@@ -18,8 +18,9 @@ from lpcompile.runtime.beta import Beta, parse
 class Settings:
     """The options of `program.trainer`.
 
-    micro: micro-batches a step (`multiplier`'s skew is counted in them); None: 1 where K = 1 or the method is not
-        skewed, else up to 4 of at least 8 samples. lockstep: `multiplier` without skew.
+    micro: micro-batches a step (`multiplier`'s skew is counted in them); None: 1 where K = 1 or the method is neither
+        skewed nor a pipeline, else up to 4 of at least 8 samples, or up to 2K of them that divide the batch where it is
+        one (`gpipe`, `1f1b`, `zb`; see `lpcompile.pipelining`). lockstep: `multiplier` without skew.
     recursive: AuxNets start from the model's input. kappa: how `lagrangian` keeps κ, "stored" or "auxnet".
     psi: "scaled", "l2", "l1" or "linf". beta: see `lpcompile.runtime.beta`. lam_weight: the penalty's pull on λ against
         its pull on X. noise: standard deviation of Gaussian noise on λ, as a share of λ's own size.

@@ -10,10 +10,11 @@ from lpcompile.runtime.methods.lagrangian import LAGRANGIAN
 from lpcompile.runtime.methods.method import Method, ScheduleOptions
 from lpcompile.runtime.methods.multiplier import MULTIPLIER
 from lpcompile.runtime.methods.penalty import PENALTY
+from lpcompile.runtime.methods.pipelines import GPIPE, ONE_F_ONE_B, ZERO_BUBBLE
 from lpcompile.runtime.methods.stored import STORED
 from lpcompile.runtime.methods.warmup import WARMUP, WARMUP_STORED
 
-METHODS = {m.name: m for m in (BP, PENALTY, STORED, LAGRANGIAN, MULTIPLIER)}
+METHODS = {m.name: m for m in (BP, GPIPE, ONE_F_ONE_B, ZERO_BUBBLE, PENALTY, STORED, LAGRANGIAN, MULTIPLIER)}
 HELPERS = {m.name: m for m in (WARMUP, WARMUP_STORED)}
 
 __all__ = ["HELPERS", "METHODS", "Method", "ScheduleOptions", "get_method"]

@@ -20,6 +20,9 @@ from tests.runtime.small import any_auxnets, batches, compiled, mlp, norm_mlp, s
 
 METHODS = {
     "bp": {},
+    "gpipe": {},
+    "1f1b": {"micro": 4, "accumulate": 2},
+    "zb": {"micro": 4},
     "penalty": {"noise": 0.1, "beta": "adaptive"},
     "penalty-stored": {},
     "lagrangian": {},

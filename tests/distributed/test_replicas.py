@@ -13,6 +13,8 @@ from tests.runtime.small import batches, compiled, mlp, sgd
 
 CASES = [
     ("bp", {}),
+    ("1f1b", {"micro": 2}),
+    ("zb", {"micro": 2}),
     ("penalty", {"psi": "l2", "beta": 1.0}),
     ("penalty", {"psi": "l2", "beta": 1.0, "clip": 0.05, "clip_scope": "global"}),
     ("multiplier", {"psi": "l2", "beta": 1.0, "micro": 2}),

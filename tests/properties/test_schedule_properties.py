@@ -15,6 +15,7 @@ from lpcompile.schedule import STEPWISE, Ref, Schedule
 from lpcompile.verify import verify
 
 ALL = {**METHODS, **HELPERS}
+COMPUTATIONS = ("forward", "backward", "backward_input", "aux_forward", "penalize", "correct", "recall", "kappa")
 
 
 def plan(hosts):
@@ -27,15 +28,23 @@ def plan(hosts):
 def schedules(draw, methods=tuple(ALL), least=1, micro=5):
     K = draw(st.integers(least, 7))
     hosts = [draw(st.sampled_from([k - 1, k])) for k in range(1, K)]
+    method = draw(st.sampled_from(methods))
     options = ScheduleOptions(
-        micro=draw(st.integers(1, micro)),
+        micro=runnable(method, K, draw(st.integers(1, micro))),
         lockstep=draw(st.booleans()),
         recursive=draw(st.booleans()),
         kappa=draw(st.sampled_from(["stored", "auxnet"])),
         tied=draw(st.booleans()),
         norm=draw(st.booleans()),
     )
-    return ALL[draw(st.sampled_from(methods))].schedule(plan(hosts), options)
+    return ALL[method].schedule(plan(hosts), options)
+
+
+def runnable(method, K, micro):
+    """Torch's 1F1B wants a micro-batch for each stage, its zero bubble whole rounds of them."""
+    if method == "1f1b":
+        return K - 1 + micro
+    return K * (micro // K) if method == "zb" and micro > K else micro
 
 
 class Play:
@@ -233,7 +242,7 @@ def send_before_it_is_made(draw, schedule):
 
 @damage
 def forget_a_computation(draw, schedule):
-    rank, i = pick(draw, schedule, "forward", "backward", "aux_forward", "penalize", "correct", "recall", "kappa")
+    rank, i = pick(draw, schedule, *COMPUTATIONS)
     items = schedule.ranks[rank]
     assume(items[i].writes)
     readers = [item for item in items if any(w in item.reads for w in items[i].writes)]
