@@ -4,7 +4,7 @@
 >>> parse({0: 0.5, 1000: 1.0, 4000: 3.0})         # from these steps on
 >>> exponential(0.5, 3.0, steps=5000)             # smoothly
 >>> adaptive(0.5, target=0.05, most=10.0)         # up while the violation is above the target, down while below
->>> relative(1.0)                                 # in proportion to what the loss wants of λ
+>>> relative(2.0)                                 # in proportion to what the loss wants of λ
 
 Why `relative`: under `multiplier` a stage minimises p·X + β ψ(λ, X), which for the scale-free ψ is a regression of X on
 λ - p |X|²/(2β): it asks for a step away from λ of |p||X|/(2β) times X's own size, and nothing but β keeps that step short,
@@ -23,6 +23,7 @@ from torch import Tensor
 
 from lpcompile.errors import UsageError
 
+FACTOR = 2.0  # relative: X may be asked to leave λ by a quarter of its own size
 START, END, STEPS = 0.5, 3.0, 2000  # rising, the default for most methods: a small β at first, or λ = X = constant is the easiest way out
 
 
@@ -92,7 +93,7 @@ def adaptive(start: float = START, *, target: float = 0.05, most: float = 10.0, 
     return Beta("adaptive", _positive(start), _positive(most), target=_positive(target), rate=_positive(rate))
 
 
-def relative(factor: float = 1.0, *, start: float = 10.0, rate: float = 0.05) -> Beta:
+def relative(factor: float = FACTOR, *, start: float = 10.0, rate: float = 0.05) -> Beta:
     """start: β until the first p has come."""
     return Beta("relative", _positive(start), rate=_positive(rate), factor=_positive(factor))
 
