@@ -1,6 +1,6 @@
 """Train a ResNet in K stages, by the same script under torchrun and by itself.
 
-    torchrun --nproc-per-node 2 examples/cifar10.py --model resnet110 --data cifar10/
+    torchrun --nproc-per-node 2 examples/cifar10.py --data cifar10/
     python examples/cifar10.py -K 2                          # starts its two processes itself
 
 --data is a folder with train/CLASS/*.png and test/CLASS/*.png; without it, scikit-learn's digits, enlarged.
@@ -19,7 +19,7 @@ from lpcompile.data import loaders
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--model", default="resnet20", choices=list(lpcompile.models.REGISTRY))
+    parser.add_argument("--model", default="resnet110", choices=list(lpcompile.models.REGISTRY))
     parser.add_argument("--data", default="digits")
     parser.add_argument("-K", type=int, default=int(os.environ.get("WORLD_SIZE", "2")))
     parser.add_argument("--method", default="multiplier")

@@ -26,17 +26,20 @@ def add_train(parser: argparse.ArgumentParser) -> None:
     add("--optimizer", help="sgd (default) or adamw")
     add("--weight-decay", type=float)
     add("--schedule", help="of the learning rate: one-cycle (default), cosine or constant")
-    add("--beta", type=_beta, help="the penalty's weight: a number, rising (default) or adaptive")
+    add("--beta", type=_beta, help="weight of the penalty: a number, rising, adaptive or relative (default: by method)")
     add("--micro", type=int, help="micro-batches a step")
     add("--lockstep", action="store_true", default=None, help="multiplier without skew: exact order, no speedup")
     add("--psi", help="scaled (default), l2, l1 or linf")
     add("--kappa", help="how lagrangian keeps κ: stored (default) or auxnet")
     add("--clip", type=float, help="largest norm of gradients; 0: never")
-    add("--warmup", type=int, metavar="STEPS", help="exact steps before decoupling")
+    add("--warmup", type=int, metavar="STEPS", help="exact steps before decoupling, at most (default: none after a "
+        "consistent start, else a tenth of training)")  # fmt: skip
+    add("--warmup-violation", type=float, metavar="V", help="decouple as soon as λ is this near to X (default 0.05)")
     add("--aux", choices=["derived", "tied", "recursive", "recursive-shared"], help="form of the AuxNets")
     add("--aux-budget", type=float, metavar="SHARE", help="cost of an AuxNet as a share of its stage's (default 0.1)")
     add("--init", choices=["fresh", "copy", "consistent"], help="how AuxNets start; consistent sets dropped residual "
-        "branches of the model to zero (default for built-in models, which are fresh)")  # fmt: skip
+        "branches of the model to zero (default for built-in, torchvision, timm and hf models, which are fresh; "
+        "else copy)")  # fmt: skip
     add("--cost", choices=["measured", "flops"], help="where the plan's costs come from (default measured)")
     add("--plan", metavar="FILE", help="follow a saved plan")
     add("--size", type=int, metavar="PX", help="height and width of the images")
@@ -57,7 +60,7 @@ def add_train(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=_train)
 
 
-OPTIONS = ("beta", "micro", "lockstep", "psi", "kappa", "clip", "warmup")
+OPTIONS = ("beta", "micro", "lockstep", "psi", "kappa", "clip", "warmup", "warmup_violation")
 WATCH = ("save", "save_every", "keep", "resume", "log", "log_every", "tensorboard", "trace", "evaluate_every")
 OTHER = ("model", "data", "K", "replicas", "method", "epochs", "batch", "lr", "optimizer", "weight_decay", "schedule",
          "aux", "aux_budget", "init", "cost", "plan", "size", "input", "seed", "device", "workers",
@@ -65,7 +68,7 @@ OTHER = ("model", "data", "K", "replicas", "method", "epochs", "batch", "lr", "o
 
 
 def _beta(text: str) -> float | str:
-    return text if text in ("rising", "adaptive") else float(text)
+    return text if text in ("rising", "adaptive", "relative") else float(text)
 
 
 def _train(arguments: argparse.Namespace) -> int:

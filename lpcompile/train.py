@@ -24,6 +24,7 @@ from lpcompile.data import loaders
 from lpcompile.errors import UsageError
 from lpcompile.models import REGISTRY
 from lpcompile.pipelining import PIPELINES, micro_batches
+from lpcompile.passes.zeroing import trained
 from lpcompile.plan import Plan
 from lpcompile.program import Program
 from lpcompile.runtime import checkpoint, launch
@@ -156,7 +157,7 @@ def train_rank(job: Job) -> dict[str, Any]:
 
 def compiled(job: Job, model: nn.Module, x: torch.Tensor, before: Path | None) -> Program:
     """The program, by a plan that rank 0 makes and all follow; by a checkpoint's own where it has as many stages."""
-    init = job.init or ("consistent" if job.model in REGISTRY else "fresh")
+    init = job.init or _start(job, model)
     plan = Plan.load(job.plan) if job.plan else None
     if before is not None:
         saved = checkpoint.describe(before)
@@ -171,6 +172,12 @@ def compiled(job: Job, model: nn.Module, x: torch.Tensor, before: Path | None) -
         "aux": job.aux or ("derived"), "aux_init": init, "threads": 1,
     }  # fmt: skip
     return parallelize(model, job.K, plan=plan, **given)
+
+
+def _start(job: Job, model: nn.Module) -> str:
+    """Consistent for models that are known to be fresh; for a user's own model nothing of it is set to zero."""
+    fresh = job.model in REGISTRY or job.model.startswith(("torchvision:", "timm:", "hf:"))
+    return "consistent" if fresh and trained(model) is None else "copy"
 
 
 def _rank() -> int:

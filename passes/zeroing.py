@@ -182,7 +182,7 @@ def set_to_zero(model: nn.Module, names: Sequence[str]) -> None:
 
 def refuse_trained(model: nn.Module) -> None:
     """A consistent start changes initial weights: never those of a model that has learnt something."""
-    why = _trained(model)
+    why = trained(model)
     if why:
         raise UsageError(
             f"init='consistent' sets residual branches of the model to zero, and this model was trained: {why}. "
@@ -190,7 +190,7 @@ def refuse_trained(model: nn.Module) -> None:
         )
 
 
-def _trained(model: nn.Module) -> str | None:
+def trained(model: nn.Module) -> str | None:
     for name, module in model.named_modules():
         count = getattr(module, "num_batches_tracked", None)
         if isinstance(count, torch.Tensor) and count.device.type != "meta" and int(count) > 0:

@@ -4,12 +4,13 @@
 >>> parse({0: 0.5, 1000: 1.0, 4000: 3.0})         # from these steps on
 >>> exponential(0.5, 3.0, steps=5000)             # smoothly
 >>> adaptive(0.5, target=0.05, most=10.0)         # up while the violation is above the target, down while below
->>> relative(2.0)                                 # in proportion to what the loss wants of λ
+>>> relative(0.5, 4.0)                            # in proportion to what the loss wants of λ, rising
 
 Why `relative`: under `multiplier` a stage minimises p·X + β ψ(λ, X), which for the scale-free ψ is a regression of X on
 λ - p |X|²/(2β): it asks for a step away from λ of |p||X|/(2β) times X's own size, and nothing but β keeps that step short,
 for p is taken at λ and does not see where X goes. |p||X| is 20 for a small ResNet and 200 for a small ViT at their first
 step, and falls tenfold as they learn, so no constant serves both. With β = c |p||X| the step is 1/(2c) for every model.
+c rises: loose at first, when everything moves, and tight at the end, when the stages must fit together as one model.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from torch import Tensor
 
 from lpcompile.errors import UsageError
 
-FACTOR = 2.0  # relative: X may be asked to leave λ by a quarter of its own size
+LOOSE, TIGHT = 0.5, 4.0  # relative: X is asked to leave λ by its own size at first, by an eighth of it at the end
+UNKNOWN = 10.0  # relative, before the first p has come
 START, END, STEPS = 0.5, 3.0, 2000  # rising, the default for most methods: a small β at first, or λ = X = constant is the easiest way out
 
 
@@ -38,7 +40,6 @@ class Beta:
     table: tuple[tuple[int, float], ...] = ()
     target: float = 0.0
     rate: float = 0.01
-    factor: float = 1.0
 
     def at(self, step: int, total: int | None) -> float:
         if self.kind == "constant":
@@ -55,7 +56,7 @@ class BetaState:
 
     rule: Beta
     total: int | None = None
-    now: float | Tensor = field(init=False)
+    now: float | Tensor = field(init=False)  # an adaptive β; of a relative one the running mean of |p||X|
 
     def __post_init__(self) -> None:
         self.now = self.rule.start
@@ -67,7 +68,12 @@ class BetaState:
         self.total = total
 
     def at(self, step: int) -> float | Tensor:
-        return self.now if self.rule.kind in ("adaptive", "relative") else self.rule.at(step, self.total)
+        if self.rule.kind == "adaptive":
+            return self.now
+        found = self.rule.at(step, self.total)
+        if self.rule.kind == "relative":
+            return found * self.now if isinstance(self.now, Tensor) else UNKNOWN
+        return found
 
     def saw(self, violation: float) -> None:
         if self.rule.kind == "adaptive":
@@ -77,8 +83,7 @@ class BetaState:
     def felt(self, pull: Tensor) -> None:
         """|p||X| of a micro-batch: what `relative` follows, as a running mean. Stays on its device."""
         if self.rule.kind == "relative":
-            wanted = self.rule.factor * pull
-            self.now = torch.lerp(self.now, wanted, self.rule.rate) if isinstance(self.now, Tensor) else wanted
+            self.now = torch.lerp(self.now, pull, self.rule.rate) if isinstance(self.now, Tensor) else pull
 
 
 def constant(value: float) -> Beta:
@@ -93,9 +98,9 @@ def adaptive(start: float = START, *, target: float = 0.05, most: float = 10.0, 
     return Beta("adaptive", _positive(start), _positive(most), target=_positive(target), rate=_positive(rate))
 
 
-def relative(factor: float = FACTOR, *, start: float = 10.0, rate: float = 0.05) -> Beta:
-    """start: β until the first p has come."""
-    return Beta("relative", _positive(start), rate=_positive(rate), factor=_positive(factor))
+def relative(start: float = LOOSE, end: float = TIGHT, *, steps: int = 0, rate: float = 0.05) -> Beta:
+    """start, end: β as a multiple of |p||X|, at first and after `steps`; rate: of the running mean."""
+    return Beta("relative", _positive(start), _positive(end), steps, rate=_positive(rate))
 
 
 def parse(given: Any, default: str = "rising") -> Beta:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from lpcompile.program import Program
 
 log = logging.getLogger("lpcompile")
+WARMUP = 200  # exact steps at most, where AuxNets do not start consistently and nobody says how many
 SAMPLES, MICRO = 8, 4  # by default at most so many micro-batches, of at least so many samples
 Prepared = tuple[Schedule, dict[int, tuple[Op, ...]]]
 
@@ -145,8 +146,19 @@ class Engine:
                 for name, optimizer in w.updater.optimizers().items():
                     if f"{w.rank} {name}" not in self.schedulers:
                         self.schedulers[f"{w.rank} {name}"] = self._scheduler(optimizer)
-        warm = self.plan.K > 1 and s.warmup > self.steps and not target.exact
+        warm = self.plan.K > 1 and self.warmup > self.steps and not target.exact
         self._use(get_method("warmup-stored" if target.aux == "store" else "warmup") if warm else target)
+
+    @property
+    def warmup(self) -> int:
+        """Exact steps before decoupling: as asked for, or where AuxNets start far from what their stages give."""
+        if self.settings.warmup is not None:
+            return self.settings.warmup
+        nets = [b.aux for b in self.plan.boundaries if b.aux is not None]
+        if self.target.aux != "auxnet" or self._given[0] is not None or all(a.violation == 0 for a in nets):
+            return 0
+        total = self.settings.total_steps
+        return min(WARMUP, total // 10) if total else WARMUP
 
     def _recursive(self) -> bool:
         """Whether AuxNets start from the model's input: as asked for, or as the program's own were made."""

@@ -29,7 +29,8 @@ class Settings:
         "rank" clips each stage by itself, "global" by the norm over all stages. AuxNets are clipped each by itself.
     accumulate: calls of `step` for one step of the optimizers. autocast: torch.bfloat16 or torch.float16 (with loss
         scaling). checkpoint: recompute activations, on all ranks (True) or on some.
-    warmup: exact steps before decoupling, at most so many; warmup_violation: or until λ is this near to X.
+    warmup: exact steps before decoupling, at most so many; None: none where the AuxNets start consistently (or are the
+        user's), else a tenth of training. warmup_violation: or until λ is this near to X.
     collapse: "stop" or "warn" when a boundary's values stop to vary; check_every: steps between such checks.
     total_steps: how long training lasts, for a β that rises with it; `fit` knows it by itself.
     """
@@ -49,8 +50,8 @@ class Settings:
     accumulate: int = 1
     autocast: torch.dtype | None = None
     checkpoint: bool | Sequence[int] = False
-    warmup: int = 0
-    warmup_violation: float = 0.0
+    warmup: int | None = None
+    warmup_violation: float = 0.05
     collapse: str = "stop"
     check_every: int = 50
     total_steps: int | None = None

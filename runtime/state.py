@@ -161,5 +161,5 @@ def _load_worker(trainer: Engine, w: Worker, given: dict[str, Any]) -> None:
         w.stores[kind, int(k)] = Store()
         w.stores[kind, int(k)].load(rows)
     for k, now in given["betas"].items():
-        w.betas[k].now = now
+        w.betas[k].now = now.to(w.device) if isinstance(now, Tensor) else now
     w.random = given["random"]

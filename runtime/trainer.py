@@ -136,10 +136,11 @@ class Trainer(Engine):
         """End the warm-up when it is long enough or λ is near enough to X, on all ranks at once."""
         if self.method is self.target or not self.method.name.startswith("warmup"):
             return
-        over = self.steps >= self.settings.warmup
+        over = self.steps >= self.warmup
         if over or (self.settings.warmup_violation and self.steps % AGREE_EVERY == 0):
-            worst = max((v for name, v in self.gather(metrics).items() if name.startswith("violation")), default=0.0)
-            if over or worst < self.settings.warmup_violation:
+            seen = [v for name, v in self.gather(metrics).items() if name.startswith("violation")]
+            worst = max(seen, default=0.0)
+            if over or (seen and worst < self.settings.warmup_violation):
                 self.violation_at_start = worst
                 log.info("step %d: decoupled after a warm-up, largest violation %.3g", self.steps, worst)
                 self._use(self.target)
