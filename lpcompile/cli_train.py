@@ -31,6 +31,8 @@ def add_train(parser: argparse.ArgumentParser) -> None:
     add("--psi", help="scaled (default), l2, l1 or linf")
     add("--kappa", help="how lagrangian keeps κ: stored (default) or auxnet")
     add("--clip", type=float, help="largest norm of gradients; 0: never")
+    add("--buffer", type=int, metavar="N", help="micro-batches in a replay buffer of dgl-async (default 8)")
+    add("--buffer-policy", help="which of them are drawn: least-reused (default), newest or random")
     add("--warmup", type=int, metavar="STEPS", help="exact steps before decoupling")
     add("--aux", choices=["derived", "tied", "recursive", "recursive-shared"], help="form of the AuxNets")
     add("--aux-budget", type=float, metavar="SHARE", help="cost of an AuxNet as a share of its stage's (default 0.1)")
@@ -56,7 +58,7 @@ def add_train(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=_train)
 
 
-OPTIONS = ("beta", "micro", "lockstep", "psi", "kappa", "clip", "warmup")
+OPTIONS = ("beta", "micro", "lockstep", "psi", "kappa", "clip", "warmup", "buffer", "buffer_policy")
 WATCH = ("save", "save_every", "keep", "resume", "log", "log_every", "tensorboard", "trace", "evaluate_every")
 OTHER = ("model", "data", "K", "replicas", "method", "epochs", "batch", "lr", "optimizer", "weight_decay", "schedule",
          "aux", "aux_budget", "init", "cost", "plan", "size", "input", "seed", "device", "workers",

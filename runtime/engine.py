@@ -14,8 +14,11 @@ from lpcompile.plan import Plan
 from lpcompile.runtime import handshake, state
 from lpcompile.runtime.comm import Distributed, Local
 from lpcompile.runtime.executor import Op, prepare, run, take_turns
+from lpcompile.runtime.heads import Head, add_head, head_nets
 from lpcompile.runtime.methods import Method, ScheduleOptions, get_method
 from lpcompile.runtime.methods.method import hosts_of
+from lpcompile.runtime.replay import Replay
+from lpcompile.runtime.replay_wire import open_replay
 from lpcompile.runtime.settings import Settings, settings
 from lpcompile.runtime.team import Factory, add_auxnets, add_kappanet, aux_nets, make_worker
 from lpcompile.runtime.worker import Net, Worker
@@ -46,6 +49,7 @@ class Engine:
         method: str | None = None,
         auxnets: Sequence[nn.Module] | None = None,
         kappanets: Sequence[nn.Module] | None = None,
+        heads: Sequence[nn.Module] | None = None,
         device: torch.device | str | None = None,
         trace: bool = False,
         replicas: int = 1,
@@ -53,7 +57,7 @@ class Engine:
     ) -> None:
         self.program, self.loss_fn, self.settings, self.plan = program, loss_fn, settings(options), program.plan
         self._optimizer, self._aux_optimizer, self._scheduler = optimizer, aux_optimizer or optimizer, scheduler
-        self._given = (auxnets, kappanets)
+        self._given = (auxnets, kappanets, heads)
         self.target = get_method(method or self.plan.method)  # what is asked for; `method` is what runs now
         self.device = handshake.own_device(_device(program.module), device)
         self.replicas = replicas
@@ -77,6 +81,8 @@ class Engine:
         self.seen = torch.zeros(0, dtype=torch.bool)  # samples with a stored λ
         self.schedulers: dict[str, Any] = {}
         self.auxnets: dict[int, Net] = {}
+        self.heads: dict[int, Head] = {}  # by rank
+        self.replay: Replay | None = None
         self.violation_at_start: float | None = None
         self.workers: list[Worker] = []
         for rank in [self.rank] if self.distributed else range(self.plan.K):
@@ -130,6 +136,12 @@ class Engine:
             self.auxnets = aux_nets(self.program, self._given[0], self._recursive(), self._hosts())
             for w in self.workers:
                 add_auxnets(w, self.auxnets, self._hosts(), self._aux_optimizer)
+        if target.heads and self.plan.K > 1 and not self.heads:
+            self.heads = head_nets(self.program, self._given[2], self.loss_fn)
+            for w in self.workers:
+                add_head(w, self.heads, self._aux_optimizer)
+        if target.replay and self.plan.K > 1:
+            self.replay = open_replay(self)
         for w in self.workers:
             if target.name == "lagrangian" and s.kappa == "auxnet" and not w.kappanets:
                 add_kappanet(w, self._given[1], self._aux_optimizer)
@@ -138,6 +150,8 @@ class Engine:
                     if f"{w.rank} {name}" not in self.schedulers:
                         self.schedulers[f"{w.rank} {name}"] = self._scheduler(optimizer)
         warm = self.plan.K > 1 and s.warmup > self.steps and not target.exact
+        if warm and target.heads:
+            raise UsageError(f"warmup={s.warmup} prepares λ for decoupling, and {target.name!r} has none; leave it out")
         self._use(get_method("warmup-stored" if target.aux == "store" else "warmup") if warm else target)
 
     def _recursive(self) -> bool:
@@ -230,6 +244,8 @@ class Engine:
             w.waited, w.sent = 0.0, 0
         if isinstance(self.transport, Distributed):
             self.transport.drain()
+        if self.replay is not None:
+            self.replay.drain()
         if self.mesh is not None and self.replicas > 1:
             self.mesh.share(b for w in self.workers for m in state.modules(w) for b in m.buffers())
 

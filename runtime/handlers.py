@@ -8,8 +8,10 @@ import torch
 from torch import Tensor
 
 from lpcompile.runtime import psi, watch
+from lpcompile.runtime.heads import head
 from lpcompile.runtime.kappa import rows
 from lpcompile.runtime.methods.method import Terms
+from lpcompile.runtime.replay import draw, offer
 from lpcompile.runtime.stores import Store
 from lpcompile.runtime.worker import Worker
 from lpcompile.schedule import Instruction
@@ -50,7 +52,7 @@ def forward(w: Worker, item: Instruction, slot: int) -> None:
     lams: tuple[Tensor, ...] = ()
     if item.reads:
         ref = item.reads[0]
-        lams = w.leaves(w.rank, w.values[ref.kind, ref.boundary, slot])
+        lams = w.leaves(w.rank, w.values[ref.kind, ref.boundary, slot], gradients=not w.method.heads)
     found, loss = w.run_stage(lams, slot)
     leaves = w.pick(w.rank, lams) if lams else ()
     if loss is not None:
@@ -83,7 +85,8 @@ def backward(w: Worker, item: Instruction, slot: int) -> None:
     """The stage's backward from the loss, or from what the method makes of d, p and κ at X_{k+1}."""
     leaves, ends = w.values["graph", w.rank, slot]
     if w.last:
-        ends.backward()
+        if ends.requires_grad or not w.method.heads:  # a stage without parameters, and no gradient goes further down
+            ends.backward()
     else:
         seeds = w.method.adjoint(terms(w, item, w.rank + 1, slot))
         pairs = [(end, seed) for end, seed in zip(ends, seeds, strict=True) if end.requires_grad]
@@ -239,6 +242,9 @@ HANDLERS: dict[str, Handler] = {
     "aux_forward": aux_forward,
     "recall": recall,
     "forward": forward,
+    "head": head,
+    "offer": offer,
+    "draw": draw,
     "penalize": penalize,
     "kappa": kappa,
     "backward": backward,

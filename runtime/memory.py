@@ -14,7 +14,8 @@ from lpcompile.runtime.worker import Worker
 
 def of(w: Worker) -> dict[str, int]:
     """Bytes of one rank, by what they are for."""
-    modules: list[nn.Module] = [w.stage.module, *(net.module for net in w.auxnets.values()), *w.kappanets.values()]
+    modules: list[nn.Module] = [w.stage.module, *(net.module for net in w.auxnets.values()), *w.kappanets.values(),
+                                *(w.head.modules if w.head is not None else ())]  # fmt: skip
     parameters = [p for m in modules for p in m.parameters()]
     states = [t for o in w.updater.optimizers().values() for s in o.state.values() for t in s.values()]
     return {

@@ -67,6 +67,8 @@ class Method:
     aux: str = ""  # how λ is made: "" (there is none), "auxnet" or "store"
     indices: bool = False  # needs to know which samples are in a batch
     exact: bool = False  # gives plain training's gradients
+    heads: bool = False  # every stage has a loss of its own, and no gradient crosses a boundary
+    replay: bool = False  # boundaries have replay buffers: ranks may be many steps apart
 
 
 def hosts_of(plan: Plan, options: ScheduleOptions) -> dict[int, int]:
