@@ -227,8 +227,13 @@ class Engine:
             for old in [n for n in w.batches if n < oldest]:
                 del w.batches[old]
             runs.append(run(w, self.transport, programs[w.rank], schedule.depth[w.rank], self.slot, self.low, high))
-        with torch.enable_grad():
-            take_turns(self.workers, runs)
+        try:
+            with torch.enable_grad():
+                take_turns(self.workers, runs)
+        except BaseException:
+            if self.replay is not None:
+                self.replay.fail()
+            raise
         self.slot += self.micro
 
     def flush(self) -> None:

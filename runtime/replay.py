@@ -109,8 +109,8 @@ class Replay(Protocol):
 
     def use(self, size: int, policy: str) -> None: ...
 
-    def offer(self, k: int, entry: Entry) -> int:
-        """Gives the bytes that were sent."""
+    def offer(self, k: int, entry: Entry) -> tuple[int, float]:
+        """Gives the bytes that are sent, and the seconds for which earlier ones were waited for."""
         ...
 
     def draw(self, k: int) -> tuple[Entry, int] | None:
@@ -118,6 +118,10 @@ class Replay(Protocol):
         ...
 
     def skipped(self, k: int) -> int: ...
+
+    def fail(self) -> None:
+        """This rank cannot go on."""
+        ...
 
     def drain(self) -> None:
         """When all ranks have done as many steps: nothing is under way, and the buffers are empty."""
@@ -134,15 +138,18 @@ class LocalReplay:
         for buffer in self.buffers.values():
             buffer.size, buffer.policy = size, policy
 
-    def offer(self, k: int, entry: Entry) -> int:
+    def offer(self, k: int, entry: Entry) -> tuple[int, float]:
         self.buffers[k].put(entry)
-        return sum(t.nbytes for t in entry.X)
+        return sum(t.nbytes for t in entry.X), 0.0
 
     def draw(self, k: int) -> tuple[Entry, int] | None:
         return self.buffers[k].draw()
 
     def skipped(self, k: int) -> int:
         return self.buffers[k].skipped
+
+    def fail(self) -> None:
+        pass
 
     def drain(self) -> None:
         for buffer in self.buffers.values():
@@ -176,7 +183,8 @@ def offer(w: Worker, item: Instruction, slot: int) -> None:
         lambda t: t.clone() if isinstance(t, Tensor) else t, ({i: batch.inputs[i] for i in w.onward}, batch.target)
     )
     X = w.message(w.values["X", k, slot])
-    w.sent += w.replay.offer(k, Entry(X, inputs, target, batch.size, batch.weight))
+    sent, held = w.replay.offer(k, Entry(X, inputs, target, batch.size, batch.weight))
+    w.sent, w.waited = w.sent + sent, w.waited + held
 
 
 def draw(w: Worker, item: Instruction, slot: int) -> Iterator[None]:

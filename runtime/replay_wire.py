@@ -6,9 +6,13 @@ which nothing else is sent: also on GPUs offers go through the memory of the hos
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import datetime
 import pickle
+import sys
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -18,7 +22,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from lpcompile.runtime.launch import PATIENCE
+from lpcompile.runtime.launch import GRACE, PATIENCE
 from lpcompile.runtime.mesh import Mesh
 from lpcompile.runtime.replay import Buffer, Entry, LocalReplay, Replay, check
 
@@ -46,8 +50,9 @@ class WireReplay:
         self.buffer = Buffer()
         self.thread: threading.Thread | None = None
         self.under_way: list[tuple[list[Any], list[Tensor]]] = []
-        self.used = False  # since the last drain
+        self.used, self.failed = False, False  # used since the last drain
         self.groups: dict[int, Any] = {}  # by boundary
+        atexit.register(self._close)
         patience = datetime.timedelta(seconds=PATIENCE)
         for first in range(0, mesh.K * mesh.replicas, mesh.K):
             for k in range(1, mesh.K):
@@ -58,19 +63,21 @@ class WireReplay:
     def use(self, size: int, policy: str) -> None:
         self.buffer.size, self.buffer.policy = size, policy
 
-    def offer(self, k: int, entry: Entry) -> int:
+    def offer(self, k: int, entry: Entry) -> tuple[int, float]:
         self.used = True
         structure, tensors = _apart(entry)
         header = torch.frombuffer(bytearray(pickle.dumps(structure)), dtype=torch.uint8)
         tensors = [torch.tensor([len(header)]), header, *(t for t in tensors if t.numel())]
-        self._send(k, tensors)
-        return sum(t.nbytes for t in tensors)
+        return sum(t.nbytes for t in tensors), self._send(k, tensors)
 
-    def _send(self, k: int, tensors: list[Tensor]) -> None:
+    def _send(self, k: int, tensors: list[Tensor]) -> float:
+        begin = time.perf_counter()
         while len(self.under_way) >= AHEAD:
             self._end()
+        held = time.perf_counter() - begin
         works = [dist.isend(t, self.mesh.first + k, group=self.groups[k]) for t in tensors]
         self.under_way.append((works, tensors))
+        return held
 
     def _end(self) -> None:
         for work in self.under_way.pop(0)[0]:
@@ -85,6 +92,9 @@ class WireReplay:
 
     def skipped(self, k: int) -> int:
         return self.buffer.skipped
+
+    def fail(self) -> None:
+        self.failed = True
 
     def _listen(self, k: int) -> None:
         """The receiving thread: offers into the buffer until their end, or until the connection breaks."""
@@ -108,9 +118,7 @@ class WireReplay:
             return
         above, below = self.rank + 1, self.rank
         if above in self.groups:
-            self._send(above, [torch.tensor([END])])
-            while self.under_way:
-                self._end()
+            self._say_end(above)
             dist.recv(torch.empty(1), self.mesh.first + above, group=self.groups[above])
         if self.thread is not None:
             self.thread.join()
@@ -119,6 +127,25 @@ class WireReplay:
             dist.send(torch.zeros(1), self.mesh.first + below - 1, group=self.groups[below])
         self.thread, self.used = None, False
         self.buffer.clear()
+
+    def _say_end(self, k: int) -> None:
+        self._send(k, [torch.tensor([END])])
+        while self.under_way:
+            self._end()
+
+    def _close(self) -> None:
+        """At the end of a process that has not flushed: a thread that still receives would bring it down.
+
+        If this rank is through, the others may go on; if it has failed, they must learn that at once.
+        """
+        failed = self.failed or getattr(sys, "last_value", None) is not None
+        with contextlib.suppress(Exception):  # the others, or the group, may be gone
+            for group in self.groups.values() if failed else ():
+                dist.destroy_process_group(group)
+            if self.used and not failed and self.rank + 1 in self.groups:
+                self._say_end(self.rank + 1)
+        if self.thread is not None:
+            self.thread.join(GRACE if failed else None)
 
 
 def open_replay(engine: Engine) -> Replay:
