@@ -53,9 +53,14 @@ class Log:
             print(f"\r\x1b[K{self.line(metrics)}", end="", file=sys.stderr, flush=True)
 
     def _known(self, metrics: dict[str, Any], done: int) -> dict[str, Any]:
-        """What all ranks know; where they may be many steps apart, what this one knows, until they meet at the end."""
-        if self.trainer.method.replay and done < self.total:
-            return metrics
+        """What all ranks know; where they may be many steps apart, what this one knows, until they meet anyway."""
+        if self.trainer.method.replay:
+            if done < self.total:
+                return metrics
+            self.trainer.flush()  # the slowest rank may take longer to get there than a gather would wait
+        return self._together(metrics)
+
+    def _together(self, metrics: dict[str, Any]) -> dict[str, Any]:
         found = self.trainer.gather({**metrics, "replica": None})
         del found["replica"]
         return found
@@ -79,6 +84,8 @@ class Log:
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
     def evaluated(self, epoch: int, shown: dict[str, float]) -> None:
+        if self.trainer.method.replay and self.last:
+            self.last = self._together(self.last)
         if not self.main:
             return
         self.clear()

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 
+from lpcompile.cli import main
 from lpcompile.runtime.launch import Interrupted, launch
 from tests.distributed import async_jobs as jobs
+from tests.distributed.test_train import NET, ROOT, arguments
 from tests.runtime.small import norm_mlp
 
 
@@ -46,6 +50,20 @@ def test_a_run_goes_on_from_its_checkpoint(tmp_path):
     assert steps == 12 and all(s["test loss"] > 0 for s in shown)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["step-00000009", "step-00000012"]
     norm_mlp().load_state_dict(state, strict=True)
+
+
+def test_the_command_trains_with_it(tmp_path, monkeypatch, capfd):
+    file = tmp_path / "net.py"
+    file.write_text(NET)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    more = ("--input", "1x8x8", "--method", "dgl-async", "--buffer", "2", "--buffer-policy", "newest", "-K", "3")
+    assert (
+        main(["train", *arguments(f"{file}:build", *more), "--log", f"{tmp_path}/log.jsonl", "--log-every", "2"]) == 0
+    )
+    assert "epoch 2: training loss" in capfd.readouterr().out
+    lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    # on the way rank 0 writes what it knows by itself; at the end the ranks meet
+    assert "loss 0" in lines[0] and "loss" not in lines[0] and {"loss", "loss 1", "reused 2"} <= set(lines[-2])
 
 
 def test_a_rank_that_fails_ends_the_others_too():
