@@ -50,7 +50,8 @@ def make_part(name: str, folder: Path = HERE, module: str | None = None) -> Any:
 
 def load_tensors(name: str, folder: Path = HERE) -> dict[str, torch.Tensor]:
     files = (folder / "weights" / f"{name}.safetensors", folder / "weights" / f"{name}.buffers.safetensors")
-    return {key: tensor for file in files if file.exists() for key, tensor in load_file(file).items()}
+    # copies: safetensors gives tensors at any byte of the file, and kernels round otherwise where they are not aligned
+    return {key: tensor.clone() for file in files if file.exists() for key, tensor in load_file(file).items()}
 
 
 def fill(module: nn.Module, tensors: dict[str, torch.Tensor], strides: dict[str, list[int]]) -> None:
