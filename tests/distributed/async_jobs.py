@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from lpcompile.runtime.comm import AHEAD
 from lpcompile.runtime.loop import Watch, run
 from tests.runtime.small import batches, compiled, norm_mlp, sgd
 
@@ -49,6 +50,20 @@ def one_stands_still(still, call):
     found = [None] * dist.get_world_size()
     dist.all_gather_object(found, (metrics, len(quiet), after, state))
     return found
+
+
+def runs_ahead():
+    """`dgl`: rank 1 stands still in its first loss until rank 0 is as far ahead as it may be."""
+    data = batches(2 * AHEAD, dtype=torch.float32)
+    program = compiled(norm_mlp(), 2, data[0][0], method="dgl")
+    trainer = program.trainer(Still(1, 0), optimizer=sgd)
+    held = []
+    for i, (x, y) in enumerate(data):
+        trainer.step(x, y)
+        held.append(sum(map(len, trainer.transport.sending.values())))
+        if i + 1 == AHEAD and trainer.rank == 0:
+            store().set("through", "yes")
+    return held, trainer.state_dict()
 
 
 class Ids(nn.Module):

@@ -36,6 +36,12 @@ def test_a_stage_that_is_faster_than_the_one_before_it_draws_again():
     assert max(m["skipped 1"] for m in second) == 0
 
 
+def test_in_dgl_too_a_stage_may_run_ahead_but_not_for_ever():
+    """What it has sent is held until the stage above has it: eight messages at most."""
+    held, state = launch(jobs.runs_ahead, world=2)
+    assert held == [*range(1, 9), *[8] * 8] and list(state) == list(norm_mlp().state_dict())
+
+
 def test_inputs_and_targets_travel_with_what_is_drawn_through_all_ranks():
     found = launch(jobs.three_ranks, world=3)
     assert [needs == {"inputs": True, "targets": True} for needs, _, _ in found] == [True, False, False]
