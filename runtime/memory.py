@@ -25,6 +25,7 @@ def of(w: Worker) -> dict[str, int]:
         "buffers": _bytes(b for m in modules for b in m.buffers()),
         "messages": _bytes(t for ts in getattr(w.transport, "buffers", {}).values() for t in ts),
         "stores": _bytes(t for store in w.stores.values() for t in store.rows),
+        **({"replay": w.replay.nbytes(w.rank)} if w.replay is not None else {}),
     }
 
 

@@ -103,6 +103,11 @@ class Buffer:
             self.kept.clear()
             self.count = self.skipped = 0
 
+    def nbytes(self) -> int:
+        with self.changed:
+            found = [t for k in self.kept for t in pytree.tree_leaves((k.entry.X, k.entry.inputs, k.entry.target))]
+        return sum(t.nbytes for t in found if isinstance(t, Tensor))
+
 
 class Replay(Protocol):
     """What `offer` and `draw` need of a way to communicate. Boundaries have a buffer each, on the rank above."""
@@ -118,6 +123,10 @@ class Replay(Protocol):
         ...
 
     def skipped(self, k: int) -> int: ...
+
+    def nbytes(self, k: int) -> int:
+        """What the buffer of boundary k holds now; 0 where it is not here."""
+        ...
 
     def fail(self) -> None:
         """This rank cannot go on."""
@@ -147,6 +156,9 @@ class LocalReplay:
 
     def skipped(self, k: int) -> int:
         return self.buffers[k].skipped
+
+    def nbytes(self, k: int) -> int:
+        return self.buffers[k].nbytes() if k in self.buffers else 0
 
     def fail(self) -> None:
         pass

@@ -93,6 +93,9 @@ class WireReplay:
     def skipped(self, k: int) -> int:
         return self.buffer.skipped
 
+    def nbytes(self, k: int) -> int:
+        return self.buffer.nbytes()
+
     def fail(self) -> None:
         self.failed = True
 

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from lpcompile.errors import UsageError
+from lpcompile.runtime import memory
 from lpcompile.runtime.replay import Buffer, Entry
 from tests.runtime.small import (
     Recorder,
@@ -118,6 +119,7 @@ def test_what_is_drawn_again_is_learnt_again_with_its_own_targets(policy, drawn)
     metrics = trainer.step(*data[0])
     parts = [[(i, 1 / 4) for i in mine] for mine in drawn]
     assert_gradients(trainer, greedy(program.stages, program.heads, cut(data, 4), parts))
+    assert [memory.of(w)["replay"] for w in trainer.workers] == [0, 2 * 2 * (6 + 1) * 8]  # X and targets, two by two
     assert metrics["skipped 1"] == 2 and metrics["reused 1"] == (0.5 if policy == "least-reused" else 1.5)
 
 
