@@ -2,9 +2,9 @@
 
     python examples/overhead.py [MODEL] [BATCH]          # resnet110 64, K = 2, two pinned processes
 
-Three tables. The executor against a plain loop: K = 1 steps of the trainer and plain training steps in turn in one process, so that
-all Python of the runtime counts. Then, from the trace of two ranks: the share of a step in compute, messages and waiting, and what is
-left; and each rank's memory beside plain training's.
+Three tables. The executor against a plain loop: K = 1 steps of the trainer and plain training steps in turn in one
+process, so that all Python of the runtime counts. Then, from the trace of two ranks: the share of a step in compute,
+messages and waiting, and what is left of it; and where each rank's memory went.
 """
 
 import json

@@ -95,7 +95,7 @@ def make_auxnets(
     builders = _builders(stages, costs, options)
     asked = [options.budget] * len(builders) if budgets is None else list(budgets)
     if inputs is None or budgets is not None:
-        return [_estimated(build(budget), budget) for build, budget in zip(builders, asked, strict=True)]
+        return [estimated(build(budget), budget) for build, budget in zip(builders, asked, strict=True)]
     with untouched(model):
         model.train()
         for stage in stages:
@@ -152,7 +152,8 @@ def _tuple(result: Any) -> tuple[torch.Tensor, ...]:
     return result if isinstance(result, tuple) else (result,)
 
 
-def _estimated(aux: AuxNet, budget: float) -> Made:
+def estimated(aux: AuxNet, budget: float) -> Made:
+    """With the shares that its record has."""
     known = aux.record
     total = (known.forward_share + 2 * known.backward_share) / 3  # backward is twice the work of forward
     return Made(aux, budget, known.forward_share, known.backward_share, total)

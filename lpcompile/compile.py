@@ -13,7 +13,7 @@ from torch import nn
 
 from lpcompile.aux import AuxOptions
 from lpcompile.errors import PlanError, UsageError
-from lpcompile.layout import begin, follow_plan, make_plan, plan_program, small_batch
+from lpcompile.layout import Layout, begin, follow_plan, make_plan, plan_program, small_batch
 from lpcompile.options import Options
 from lpcompile.passes.capture import Captured, capture, rebuilder
 from lpcompile.passes.cost import Profile
@@ -195,7 +195,12 @@ def _compile(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], op
     checked = run_gate(captured, layout.stages, tensors) if options.gate else "not checked: gate=False"
     layout = begin(captured, layout, tensors, options)  # last: a program that is refused leaves the model as it was
     plan = make_plan(captured, found, costs, layout, tensors, width, checked, options)
-    return Compiled(captured, plan, layout.stages, tuple(m.aux for m in layout.made))
+    return _compiled(captured, plan, layout)
+
+
+def _compiled(captured: Captured, plan: Plan, layout: Layout) -> Compiled:
+    made = tuple(m.aux for m in layout.made)
+    return Compiled(captured, plan, layout.stages, () if plan.heads else made, made if plan.heads else None)
 
 
 def _follow(
@@ -205,7 +210,7 @@ def _follow(
     layout = follow_plan(captured, found, costs, plan, options)
     if options.gate:
         run_gate(captured, layout.stages, tensors)
-    return Compiled(captured, plan, layout.stages, tuple(m.aux for m in layout.made))
+    return _compiled(captured, plan, layout)
 
 
 def choose_units(captured: Captured, options: Options) -> tuple[list[Unit], int]:

@@ -23,6 +23,7 @@ from lpcompile.passes.split import StageIO
 from lpcompile.plan import Plan
 
 MARK = "model.json"
+TITLES = {"stage": "Stage", "auxnet": "AuxNet", "head": "Head"}
 
 
 def emit(program: Any, directory: str | Path, *, overwrite: bool = False) -> Path:
@@ -55,7 +56,8 @@ def run_files(program: Any) -> dict[str, str]:
 def program_parts(program: Any) -> dict[str, Any]:
     """The modules that get a file each."""
     parts = {f"stage_{k}": stage for k, stage in enumerate(program.stages)}
-    return parts | {f"auxnet_{k}": aux for k, aux in enumerate(getattr(program, "auxnets", ()) or ())}
+    parts |= {f"auxnet_{k}": aux for k, aux in enumerate(getattr(program, "auxnets", ()) or ())}
+    return parts | {f"head_{k}": head for k, head in enumerate(program.heads if program.plan.heads else ())}
 
 
 def check_target(target: Path, overwrite: bool) -> None:
@@ -108,7 +110,7 @@ def _write(program: Any, folder: Path) -> None:
     parts, plan = program_parts(program), program.plan
     for name, part in parts.items():
         kind, _, k = name.partition("_")
-        title = f"{'Stage' if kind == 'stage' else 'AuxNet'}{k}"
+        title = f"{TITLES[kind]}{k}"
         text = stage_source(part, program.module, title, part_doc(program, kind, int(k), part))
         (folder / f"{name}.py").write_text(text)
     (folder / "weights").mkdir()
@@ -135,6 +137,9 @@ def part_doc(program: Any, kind: str, k: int, part: Any) -> list[str]:
     span = units[0] if len(units) == 1 else f"{units[0]} to {units[-1]}"
     if kind == "stage":
         lines = [f"Stage {k} of {plan.K} of {plan.model}: {span}.", ""]
+    elif kind == "head":
+        lines = [f"Head {k} of {plan.model}: a small network from what stage {k}, {span}, gives to the outputs.", ""]
+        lines += aux_doc(plan, k)
     else:
         lines = [f"AuxNet {k} of {plan.model}: a small network in the place of stage {k}, {span}.", ""]
         lines += aux_doc(plan, k)
@@ -168,7 +173,11 @@ def aux_doc(plan: Plan, k: int) -> list[str]:
 def _readme(program: Any, parts: dict[str, Any]) -> str:
     plan = program.plan
     names = [name for name, _ in program.captured._lp.signature.inputs]
-    aux = any(name.startswith("auxnet") for name in parts)
+    nets = ""
+    if "auxnet_0" in parts:
+        nets = "- `auxnet_0.py` ...: the networks that make the auxiliary variables"
+    elif "head_0" in parts:
+        nets = "- `head_0.py` ...: the networks that give every stage a loss of its own"
     schedule = "; `schedule.json`: what each rank does in a step" if "schedule.json" in run_files(program) else ""
     return f"""# {prose(plan.model)} in {plan.K} stages
 
@@ -176,7 +185,7 @@ Written by `lpcompile emit`. Stage k takes the tensors of the boundary before it
 needs itself, and gives the tensors of the boundary after it; run one after another they are the model, bitwise.
 
 - `stage_0.py` ... `stage_{plan.K - 1}.py`: one module a stage, under the model's own names
-{"- `auxnet_0.py` ...: the networks that make the auxiliary variables" if aux else ""}
+{nets}
 - `weights/`: safetensors with the model's own keys (`*.buffers.safetensors`: what its state_dict leaves out)
 - `plan.json`: what went where, and what it costs; `model.json`: inputs, outputs and specs
 - `run.py`: trains it, under torchrun or in one process{schedule}

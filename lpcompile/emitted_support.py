@@ -45,7 +45,7 @@ def make_part(name: str, folder: Path = HERE, module: str | None = None) -> Any:
     spec.loader.exec_module(found)
     kind, _, k = name.partition("_")
     with torch.device("meta"):
-        return getattr(found, {"stage": "Stage", "auxnet": "AuxNet"}[kind] + k)()
+        return getattr(found, {"stage": "Stage", "auxnet": "AuxNet", "head": "Head"}[kind] + k)()
 
 
 def load_tensors(name: str, folder: Path = HERE) -> dict[str, torch.Tensor]:

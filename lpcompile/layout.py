@@ -10,6 +10,7 @@ import torch
 
 from lpcompile.aux import Made, make_auxnets, node_costs, start, violations
 from lpcompile.errors import PlanError
+from lpcompile.heads import make_heads
 from lpcompile.options import Options
 from lpcompile.passes.batch import batch_size, resized
 from lpcompile.passes.capture import Captured
@@ -17,7 +18,7 @@ from lpcompile.passes.cost import Profile
 from lpcompile.passes.cuts import Cut, state_uses
 from lpcompile.passes.liveness import liveness
 from lpcompile.passes.partition import Partition, auto_stages, evaluate, partition
-from lpcompile.passes.partition_options import PLAIN_METHODS
+from lpcompile.passes.partition_options import HEAD_METHODS, PLAIN_METHODS
 from lpcompile.passes.split import Stage, split, stage_io
 from lpcompile.passes.units import Unit
 from lpcompile.pipelining import exposed
@@ -30,7 +31,7 @@ WORTH_IT = 0.97  # another round must promise to shorten the step to this share
 
 @dataclass(frozen=True)
 class Layout:
-    """A split, its stages and their AuxNets."""
+    """A split, its stages and their AuxNets, or heads."""
 
     best: Partition
     stages: tuple[Stage, ...]
@@ -54,7 +55,10 @@ def follow_plan(captured: Captured, found: list[Unit], costs: Profile, plan: Pla
     if shares and options.aux is not None:
         budgets = [b.aux.budget for b in plan.boundaries if b.aux is not None]
         prices = node_costs(captured, found, costs)
-        made = make_auxnets(captured._lp.model, stages, prices, options.aux, budgets=budgets)
+        if plan.heads:
+            made = make_heads(captured, stages, plan.boundaries, budgets, options.aux.init)
+        else:
+            made = make_auxnets(captured._lp.model, stages, prices, options.aux, budgets=budgets)
         for m, boundary in zip(made, plan.boundaries, strict=True):
             if boundary.aux is not None and (m.aux.record.kind == "user") != (boundary.aux.kind == "user"):
                 raise PlanError(
@@ -66,7 +70,8 @@ def follow_plan(captured: Captured, found: list[Unit], costs: Profile, plan: Pla
                     f"the AuxNet of boundary {boundary.index} comes out with blocks {m.aux.record.kept}, the plan has "
                     f"{boundary.aux.kept}: the plan was made by another version; make a new plan"
                 )
-        start(captured._lp.model, made, replace(options.aux, init=_without_zeroing(options.aux.init)))
+        if not plan.heads:
+            start(captured._lp.model, made, replace(options.aux, init=_without_zeroing(options.aux.init)))
     return Layout(best, stages, tuple(made))
 
 
@@ -86,7 +91,11 @@ def plan_program(
     layouts: list[Layout] = []
     for _ in range(ROUNDS):
         stages = _split(captured, found, best)
-        made = make_auxnets(model, stages, prices, options.aux)
+        if options.method in HEAD_METHODS:
+            chosen = _cuts(found, best)
+            made = make_heads(captured, stages, chosen, [options.aux.budget] * len(chosen), options.aux.init)
+        else:
+            made = make_auxnets(model, stages, prices, options.aux)
         shares = [m.total for m in made]
         again = partition(costs, best.K, **{**options.planner(), "aux_budget": shares})
         real = _hosted(costs, best, _terms(options, shares))
@@ -96,7 +105,7 @@ def plan_program(
             break
         best = again
     layout = min(layouts, key=lambda one: one.best.step)
-    if options.cost == "measured":
+    if options.cost == "measured" and options.method not in HEAD_METHODS:
         made = make_auxnets(model, layout.stages, prices, options.aux, tensors)
         real = _hosted(costs, layout.best, _terms(options, [m.total for m in made]))
         layout = Layout(replace(real, lower_bound=min(real.step, layout.best.lower_bound)), layout.stages, tuple(made))
@@ -106,7 +115,7 @@ def plan_program(
 def begin(captured: Captured, layout: Layout, tensors: list[torch.Tensor], options: Options) -> Layout:
     """Give the AuxNets their first weights (and, for a consistent start, the model's branches their zeros), and look at
     how far λ is from X."""
-    if options.aux is None or not layout.made:
+    if options.aux is None or not layout.made or options.method in HEAD_METHODS:
         return layout
     start(captured._lp.model, layout.made, options.aux)
     differences = _violations(captured, layout, tensors, options)
@@ -124,7 +133,7 @@ def begin(captured: Captured, layout: Layout, tensors: list[torch.Tensor], optio
 def _hosted(costs: Profile, best: Partition, terms: dict[str, Any]) -> Partition:
     """The same split with each AuxNet on the rank, of the two beside its boundary, that makes the step shortest."""
     best = evaluate(costs, best.cuts, best.aux_ranks, **terms)
-    for k in range(best.K - 1) if terms["aux"] != "tied" else ():
+    for k in range(best.K - 1) if terms["aux"] != "tied" and best.method not in HEAD_METHODS else ():
         ranks = list(best.aux_ranks)
         ranks[k] = 2 * k + 1 - ranks[k]
         other = evaluate(costs, best.cuts, ranks, **terms)
@@ -138,7 +147,11 @@ def _terms(options: Options, shares: list[float]) -> dict[str, Any]:
 
 
 def _split(captured: Captured, found: list[Unit], best: Partition) -> tuple[Stage, ...]:
-    return split(captured, [c for c in (found[b - 1].cut for b in best.cuts) if c is not None])
+    return split(captured, _cuts(found, best))
+
+
+def _cuts(found: list[Unit], best: Partition) -> list[Cut]:
+    return [c for c in (found[b - 1].cut for b in best.cuts) if c is not None]
 
 
 def _violations(captured: Captured, layout: Layout, tensors: list[torch.Tensor], options: Options) -> tuple[float, ...]:
@@ -211,7 +224,7 @@ def make_plan(
         batch=batch,
         batch_free=free,
         aux_budget=options.aux.budget if options.aux else 0.0,
-        aux=options.aux.form if layout.made and options.aux else "",
+        aux=options.aux.form if layout.made and options.aux and best.method not in HEAD_METHODS else "",
         aux_init=options.aux.init if layout.made and options.aux else "",
         width=width,
         units=costs.units,
@@ -222,7 +235,7 @@ def make_plan(
         ideal=best.ideal,
         serial=costs.total + costs.loss,
         gate=checked,
-        tied=tied_parameters(captured, [c for c in (found[b - 1].cut for b in best.cuts) if c is not None]),
+        tied=tied_parameters(captured, _cuts(found, best)),
         notes=(*captured._lp.notes, *costs.notes),
     )
 

@@ -119,7 +119,7 @@ def _model_json(folder: Path) -> dict[str, Any]:
 
 
 def _load(folder: Path, data: dict[str, Any], plan: Plan) -> Program:
-    odd = [name for name in data["io"] if not re.fullmatch(r"(stage|auxnet)_\d+", name)]
+    odd = [name for name in data["io"] if not re.fullmatch(r"(stage|auxnet|head)_\d+", name)]
     if odd:
         raise EmitError(f"{folder / 'model.json'} names {odd[0]!r}, which emit does not write; {_AGAIN}")
     parts = {name: _part(folder, name, data) for name in data["io"]}
@@ -144,12 +144,14 @@ def _load(folder: Path, data: dict[str, Any], plan: Plan) -> Program:
         data["batch_free"],
         Unguarded(),
     )
-    auxnets = cast("tuple[AuxNet, ...]", tuple(parts[f"auxnet_{k}"] for k in range(len(parts) - len(stages))))
-    if len(auxnets) != sum(b.aux is not None for b in plan.boundaries):
-        raise EmitError(f"{folder} has {len(auxnets)} AuxNets, its plan another number; {_AGAIN}")
+    kind, what = ("head", "heads") if plan.heads else ("auxnet", "AuxNets")
+    nets = cast("tuple[AuxNet, ...]", tuple(parts[f"{kind}_{k}"] for k in range(len(parts) - len(stages))))
+    if len(nets) != sum(b.aux is not None for b in plan.boundaries):
+        raise EmitError(f"{folder} has {len(nets)} {what}, its plan another number; {_AGAIN}")
     if list(model.state_dict()) != data["keys"]:
         raise EmitError(f"the stages in {folder} do not add up to the model that was emitted; {_AGAIN}")
-    done = Compiled(cast(Captured, LoadedCapture(info)), plan, cast("tuple[Stage, ...]", tuple(stages)), auxnets)
+    captured, parts_ = cast(Captured, LoadedCapture(info)), cast("tuple[Stage, ...]", tuple(stages))
+    done = Compiled(captured, plan, parts_, () if plan.heads else nets, nets if plan.heads else None)
     program = Program(model, _cannot_compile, _cannot_compile)
     program.__dict__.update(_lp_done=done, _lp_variants={decode(data["call_state"]): done})
     return program

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from lpcompile.errors import PlanError
 from lpcompile.passes.cost import UnitCost
+from lpcompile.passes.partition_options import HEAD_METHODS
 from lpcompile.passes.spec import TensorSpec
 
 VERSION = 2
@@ -42,7 +43,10 @@ class StagePlan:
 
 @dataclass(frozen=True)
 class AuxPlan:
-    """AuxNet_{k-1}, which makes the auxiliary variable of boundary k. Times in ms per mini-batch."""
+    """AuxNet_{k-1}, which makes the auxiliary variable of boundary k; or, for `dgl`, the head of stage k-1.
+
+    Times in ms per mini-batch.
+    """
 
     kind: str  # "derived", "tied", "recursive", "recursive-shared", "adapter", "whole" or "user"
     init: str
@@ -109,6 +113,11 @@ class Plan:
     tied: tuple[tuple[str, tuple[int, ...]], ...] = ()  # parameters used in several stages
     notes: tuple[str, ...] = ()
     version: int = VERSION
+
+    @property
+    def heads(self) -> bool:
+        """Whether the networks at the boundaries are heads of the stages below, not AuxNets."""
+        return self.method in HEAD_METHODS
 
     @property
     def gap(self) -> float:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import nn
 
-from lpcompile.errors import InputError
+from lpcompile.errors import InputError, UsageError
 from lpcompile.passes.auxnet import AuxNet
 from lpcompile.passes.batch import Different, same_graph
 from lpcompile.passes.capture import Captured, rebuilder
@@ -32,6 +32,7 @@ class Compiled(NamedTuple):
     plan: Plan
     stages: tuple[Stage, ...]
     auxnets: tuple[AuxNet, ...]
+    heads: tuple[AuxNet, ...] | None = None  # None where the plan's method has none
 
 
 class Program(nn.Module):
@@ -48,6 +49,7 @@ class Program(nn.Module):
     _lp_options: Options | None
     _lp_done: Compiled | None
     _lp_variants: dict[tuple[Any, ...], Compiled]
+    _lp_heads: tuple[AuxNet, ...] | None
 
     def __init__(self, model: nn.Module, compile_: Callable[..., Compiled], capture_: Callable[..., Captured]) -> None:
         super().__init__()
@@ -60,12 +62,13 @@ class Program(nn.Module):
         self.__dict__["_lp_options"] = None
         self.__dict__["_lp_done"] = None
         self.__dict__["_lp_variants"] = {}
+        self.__dict__["_lp_heads"] = None
         self.training = model.training
 
     def compile_for(self, *args: Any, **kwargs: Any) -> Program:
         """Compile for a call with these arguments (any batch size of the same shapes)."""
         done = self._lp_compile(args, kwargs, None)
-        self.__dict__.update(_lp_done=done, _lp_variants={call_state(args, kwargs): done})
+        self.__dict__.update(_lp_done=done, _lp_variants={call_state(args, kwargs): done}, _lp_heads=None)
         return self
 
     @property
@@ -80,6 +83,19 @@ class Program(nn.Module):
     def auxnets(self) -> tuple[AuxNet, ...]:
         """AuxNet k makes what stage k gives to the next one; none where the plan's method needs none."""
         return self._compiled().auxnets
+
+    @property
+    def heads(self) -> tuple[AuxNet, ...]:
+        """Head k leads from what stage k gives to the model's outputs, so that the stage has a loss of its own.
+
+        Where the plan's method has none they are derived when they are first asked for, with the plan's budget.
+        """
+        done = self._compiled()
+        if done.heads is not None:
+            return done.heads
+        if self._lp_heads is None:
+            self.__dict__["_lp_heads"] = _heads(done, self._lp_options)
+        return self._lp_heads or ()
 
     @property
     def captured(self) -> Captured:
@@ -120,7 +136,8 @@ class Program(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         if self._lp_done is None:
             self.compile_for(*args, **kwargs)
-        captured, _, stages, _ = self._variant(args, kwargs)
+        done = self._variant(args, kwargs)
+        captured, stages = done.captured, done.stages
         training = self.module.training  # the model's own flag counts: it may have been switched directly
         self.training = training
         self._check_unchanged(captured, training, args, kwargs)
@@ -201,6 +218,24 @@ class Program(nn.Module):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Program:
         raise TypeError("a Program shares its model's parameters; copy the model and compile the copy")
+
+
+def _heads(done: Compiled, how: Options | None) -> tuple[AuxNet, ...]:
+    from lpcompile.heads import make_heads
+
+    if not isinstance(done.captured, Captured):
+        raise UsageError(
+            f"the program was loaded from code that was emitted for {done.plan.method!r}, which has no heads; "
+            f"emit one that is compiled with method='dgl', or give the trainer heads=[...] of your own"
+        )
+    if any(p.device.type == "meta" for stage in done.stages for p in stage.parameters()):
+        raise UsageError(
+            "heads are derived before training begins, when this process has the weights of all stages: make the "
+            "trainer with method='dgl', or ask for program.heads before"
+        )
+    budgets = [done.plan.aux_budget] * (done.plan.K - 1)
+    init = how.aux.init if how is not None and how.aux is not None else "fresh"
+    return tuple(m.aux for m in make_heads(done.captured, done.stages, done.plan.boundaries, budgets, init))
 
 
 def on_meta(model: nn.Module) -> bool:

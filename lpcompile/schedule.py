@@ -31,9 +31,12 @@ OPS = {
     "recv": "post the receive of a tensor from `peer` into its buffer",
     "wait": "wait until a posted tensor is there",
     "send": "start to send a tensor to `peer`",
+    "offer": "put a tensor, with its targets, into the replay buffer of `peer`; waits for nobody",
+    "draw": "a tensor that `peer` has offered, from the replay buffer; waits until there is one",
     "aux_forward": "AuxNet of `boundary` makes λ",
     "recall": "λ of `boundary` from the store of samples",
     "forward": "the rank's stage, from λ (or X) to X or the loss",
+    "head": "the stage's own loss from X of `boundary`, and p, its gradient there",
     "penalize": "d = ∂ψ/∂λ of `boundary`, and its violation",
     "kappa": "κ of `boundary` from its store or its network",
     "backward": "the stage's backward, giving p for the boundary below it",
@@ -79,12 +82,12 @@ class Instruction:
 
     @property
     def ref(self) -> Ref:
-        """The tensor of a send, receive or wait."""
+        """The tensor of a send, receive, wait, offer or draw."""
         return (self.reads or self.writes)[0]
 
     def __str__(self) -> str:
-        if self.op in ("send", "recv"):
-            return f"{self.op} {self.ref} {'to' if self.op == 'send' else 'from'} {self.peer}"
+        if self.op in ("send", "recv", "offer", "draw"):
+            return f"{self.op} {self.ref} {'to' if self.op in ('send', 'offer') else 'from'} {self.peer}"
         if self.op == "wait":
             return f"wait {self.ref}"
         if self.op in STEPWISE:
@@ -173,6 +176,12 @@ class Builder:
 
     def send(self, kind: str, boundary: int, slot: int, peer: int) -> None:
         self.items.append(Instruction("send", slot, boundary, peer, reads=(Ref(kind, boundary, slot),)))
+
+    def offer(self, kind: str, boundary: int, slot: int, peer: int) -> None:
+        self.items.append(Instruction("offer", slot, boundary, peer, reads=(Ref(kind, boundary, slot),)))
+
+    def draw(self, kind: str, boundary: int, slot: int, peer: int) -> None:
+        self.items.append(Instruction("draw", slot, boundary, peer, writes=(Ref(kind, boundary, slot),)))
 
     def do(
         self,

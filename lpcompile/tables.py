@@ -89,7 +89,7 @@ def boundary_table(plan: Plan) -> str:
 
 
 def aux_table(plan: Plan) -> str:
-    """The AuxNet of every boundary: where it runs, what it costs, what it is made of."""
+    """The AuxNet of every boundary, or the head of every stage: where it runs, what it costs, what it is made of."""
     unit = "GFLOP" if plan.cost == "flops" else "ms"
     rows = []
     for b in plan.boundaries:
@@ -98,12 +98,13 @@ def aux_table(plan: Plan) -> str:
             kept = ", ".join(a.kept) if len(a.kept) <= 3 else f"{a.kept[0]} … {a.kept[-1]} ({len(a.kept)})"
             made = f"keeps {kept or 'no block'}, drops {len(a.dropped)}" if a.kept or a.dropped else a.kind
             thinned = f"; {len(a.thinned)} layers thinned" if a.thinned else ""
+            of = b.index - 1 if plan.heads else b.index
             rows.append(
-                [b.index, a.rank, f"{a.forward:.3g}", f"{a.backward:.3g}", f"{100 * a.share:.1f} %",
+                [of, a.rank, f"{a.forward:.3g}", f"{a.backward:.3g}", f"{100 * a.share:.1f} %",
                  f"{a.parameters:,}", a.kind if a.init == a.kind else f"{a.kind}, {a.init}", made + thinned]
             )  # fmt: skip
-    headers = ["AuxNet for", "rank", f"forward {unit}", f"backward {unit}", "of its stage", "parameters", "kind, start",
-               "made of"]  # fmt: skip
+    headers = ["head of" if plan.heads else "AuxNet for", "rank", f"forward {unit}", f"backward {unit}",
+               "of its stage", "parameters", "kind, start", "made of"]  # fmt: skip
     return table(rows, headers)
 
 

@@ -23,8 +23,8 @@ from lpcompile.compile import parallelize
 from lpcompile.data import loaders
 from lpcompile.errors import UsageError
 from lpcompile.models import REGISTRY
-from lpcompile.pipelining import PIPELINES, micro_batches
 from lpcompile.passes.zeroing import trained
+from lpcompile.pipelining import PIPELINES, micro_batches
 from lpcompile.plan import Plan
 from lpcompile.program import Program
 from lpcompile.runtime import checkpoint, launch

@@ -5,7 +5,8 @@ is met by an instruction with slot s = qM + c in step t - q. Two events of one m
 (-q, position) alone, whatever K and the skew, and nothing is unrolled.
 
 Sends are taken to be rendezvous (they end when the receive is posted), receives to be ordered for each pair of ranks
-and kind of tensor: what runs under these rules runs on NCCL and gloo with any timing.
+and kind of tensor: what runs under these rules runs on NCCL and gloo with any timing. An offer waits for nobody, and a
+draw until there has been one offer: which one it gets is not the schedule's business.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from lpcompile.schedule import COLLECTIVE, LOCAL, MESSAGES, OPS, STEPWISE, Instr
 
 Class = tuple[str, int, int]  # kind, boundary, slot modulo M
 Time = tuple[int, int]  # step relative to the micro-batch's, position in the list
+Node = tuple[int, int]  # rank, position in its list
+Channel = tuple[int, int, str, int]  # from rank, to rank, kind, boundary
 
 
 def verify(schedule: Schedule) -> None:
@@ -37,6 +40,7 @@ def verify(schedule: Schedule) -> None:
                 f"a tensor would be overwritten while it is in use"
             )
     _messages(schedule, times)
+    _offers(schedule)
     _collectives(schedule)
     _no_circle(schedule, times)
 
@@ -75,11 +79,11 @@ def _well_formed(schedule: Schedule, rank: int, at: int, item: Instruction) -> N
     problem = ""
     if item.op not in OPS:
         problem = f"unknown; known are {', '.join(OPS)}"
-    elif item.op in ("send", "recv", "wait") and len(item.reads) + len(item.writes) != 1:
+    elif item.op in ("send", "recv", "wait", "offer", "draw") and len(item.reads) + len(item.writes) != 1:
         problem = "a message is one tensor"
-    elif item.op in ("send", "recv") and (not 0 <= item.peer < schedule.K or item.peer == rank):
+    elif item.op in ("send", "recv", "offer", "draw") and (not 0 <= item.peer < schedule.K or item.peer == rank):
         problem = f"{item.peer} is no other rank of {schedule.K}"
-    elif item.op in ("send", "recv", "wait") and item.ref.kind not in MESSAGES:
+    elif item.op in ("send", "recv", "wait", "offer", "draw") and item.ref.kind not in MESSAGES:
         problem = f"{item.ref.kind!r} does not travel; {', '.join(MESSAGES)} do"
     elif any(ref.kind not in MESSAGES + LOCAL for ref in (*item.reads, *item.writes)):
         problem = "it names a kind of tensor that does not exist"
@@ -168,6 +172,21 @@ def _messages(schedule: Schedule, times: list[_Times]) -> None:
                 )
 
 
+def _offers(schedule: Schedule) -> None:
+    """Something is offered for every draw, and drawn of everything that is offered."""
+    ends: dict[str, dict[Channel, Node]] = {"offer": {}, "draw": {}}
+    for rank, items in enumerate(schedule.ranks):
+        for at, item in enumerate(items):
+            if item.op in ends:
+                pair = (rank, item.peer) if item.op == "offer" else (item.peer, rank)
+                ends[item.op].setdefault((*pair, item.ref.kind, item.ref.boundary), (rank, at))
+    for op, other in (("draw", "offer"), ("offer", "draw")):
+        for channel, where in ends[op].items():
+            if channel not in ends[other]:
+                peer = channel[0] if op == "draw" else channel[1]
+                raise ScheduleError(f"{_where(schedule, *where)}: rank {peer} has no {other} for it")
+
+
 def _peer(schedule: Schedule, rank: int, time: Time) -> int:
     return schedule.ranks[rank][time[1]].peer
 
@@ -210,9 +229,6 @@ def _no_circle(schedule: Schedule, times: list[_Times]) -> None:
         raise ScheduleError(f"{_where(schedule, rank, at)} waits in a circle: the ranks would hang")
 
 
-Node = tuple[int, int]
-
-
 def _edges(schedule: Schedule, times: list[_Times]) -> tuple[dict[Node, list[Node]], dict[Node, int]]:
     """Which instruction must be over before which, within a step. Collectives are one node for all ranks: rank -1."""
     after: dict[Node, list[Node]] = defaultdict(list)
@@ -246,3 +262,22 @@ def _waits(schedule: Schedule, times: list[_Times]) -> Iterator[tuple[Node, Node
             waited = t.made[key]
             yield (source, sent[1]), (t.rank, waited[1]), waited[0] - sent[0]
             yield (t.rank, at), (source, sent[1]), sent[0] - step
+    for rank, items in enumerate(schedule.ranks):
+        for at, item in enumerate(items):
+            if item.op == "draw":
+                begin, first = _first_offer(schedule, item.peer, rank, item.ref)
+                yield (item.peer, first), (rank, at), _begins(schedule, item) - begin
+
+
+def _begins(schedule: Schedule, item: Instruction) -> int:
+    """The step in which an instruction is met first: there is no micro-batch before number 0."""
+    return max(0, -(item.slot // schedule.micro))
+
+
+def _first_offer(schedule: Schedule, source: int, target: int, ref: Ref) -> tuple[int, int]:
+    """When a boundary's first tensor is offered: step and position. Any draw may have to wait for it."""
+    return min(
+        (_begins(schedule, item), at)
+        for at, item in enumerate(schedule.ranks[source])
+        if (item.op, item.peer) == ("offer", target) and (item.ref.kind, item.ref.boundary) == (ref.kind, ref.boundary)
+    )

@@ -20,6 +20,7 @@ SPARE = 0.08  # of the budget: less than this is not worth another block
 GOOD = 0.85  # of the budget: the first thinned block that uses so much will do
 CANDIDATES = 4  # blocks to try for that
 ROUNDING = 1e-9  # relative: a budget of half of two equal blocks is one of them
+FAR = 2.0  # budgets: what costs more after thinning is better replaced
 WORTH_SPLITTING = 0.8  # of a layer's cost, for two thinner ones in its place
 
 Thinned = dict[str, tuple[int | None, int | None, int | None]]  # a layer's channels: made, taken in, kept apart
@@ -89,10 +90,12 @@ def choose(
     tied: bool,
     init: str,
     shared: Collection[int] = (),
+    head: bool = False,
 ) -> Choice | None:
     """The blocks to keep within `budget` of the stage's cost; None where the stage has no block that can be dropped.
 
-    `shared` are the parameters (by id) that other stages use too: they are never set to zero.
+    `shared` are the parameters (by id) that other stages use too: they are never set to zero. `head`: what has no
+    blocks is thinned all the same; None where that does not bring it near its budget.
     """
     total = sum(costs.get(n.name, 0.0) for n in graph.nodes)
     chooser = Chooser(stage, graph, costs, budget * total * (1 + ROUNDING), tied)
@@ -102,12 +105,14 @@ def choose(
     if consistent:
         blocks = [b for b in blocks if zeros[b] is not None]
     plain, changing = [b for b in blocks if b.keeps], [b for b in blocks if not b.keeps]
-    if not blocks:
+    if not blocks and not head:
         return None
     if chooser.cost(plain) <= chooser.limit:
         found = _deepest(chooser, plain)
     else:
         found = _thinnest(chooser, plain, changing, everywhere=not consistent)
+    if not blocks and found.cost > FAR * chooser.limit:
+        return None
     if not chooser.learns(found):
         found = _one_block(chooser, found, blocks)
         found = found if consistent or tied else _split(chooser, found)

@@ -76,10 +76,12 @@ def derive(
     seed: int = 0,
     batch_free: bool = True,
     shared: Collection[int] = (),
+    head: bool = False,
 ) -> AuxNet:
     """The AuxNet of a stage. `costs` gives (forward, backward) of its nodes by name; without them FLOPs count.
     `batch_free`: the stage runs at any batch size, so the AuxNet must too. `shared`: ids of parameters that other
-    stages use.
+    stages use. `head`: what follows a boundary is derived from (see `passes.head`), which is thinned also where it has
+    no blocks, and ends as the model does.
 
     The model does not change. For a consistent start, `record.zeroed` names the parameters that must be set to zero;
     `take_weights` then gives the AuxNet the model's weights.
@@ -89,10 +91,10 @@ def derive(
     if init not in INITS:
         raise UsageError(f"aux_init={init!r} is not one of {', '.join(INITS)}")
     graph = stage._lp_graphs[True]
-    prices = {n.name: costs.get(n.name, (0.0, 0.0)) if costs else _flops(n) for n in graph.nodes}
+    prices = {n.name: costs.get(n.name, (0.0, 0.0)) if costs else flops_of(n) for n in graph.nodes}
     total = (sum(f for f, _ in prices.values()) or 1.0, sum(b for _, b in prices.values()) or 1.0)
     sums = {n: f + b for n, (f, b) in prices.items()}
-    choice = choose(stage, graph, sums, budget, tied=form == "tied", init=init, shared=shared)
+    choice = choose(stage, graph, sums, budget, tied=form == "tied", init=init, shared=shared, head=head)
     if choice is not None:
         aux = _built(stage, choice, form, init, seed)
         parts = [prices.get(n.name, (0.0, 0.0)) for n in choice.graph.nodes]
@@ -100,16 +102,17 @@ def derive(
         spent = [sum(p[i] * s for p, s in zip(parts, scales, strict=True)) for i in (0, 1)]
         if _run(aux, batch_free) is not None:
             return _recorded(aux, _record(choice, form, init), spent[0] / total[0], spent[1] / total[1])
-    aux = _adapted(stage, graph, budget, seed)
+    until = _last_layers(stage, graph, sums, budget) if head else None
+    aux = _adapted(stage, graph, budget, seed, init, until)
     run = _run(aux, batch_free)
     if run is None:  # nothing smaller runs: the stage itself, once more
         whole_copy = rewrite(graph, stage, boundary_values(graph, len(aux_io(aux).boundary)), ())
         return _recorded(assemble(stage, whole_copy, layers(stage, whole_copy)), AuxRecord("whole", "copy"), 1.0, 1.0)
-    share = run.flops / (sum(_flops(n)[0] for n in graph.nodes) or 1.0)
+    share = run.flops / (sum(flops_of(n)[0] for n in graph.nodes) or 1.0)
     return _recorded(aux, AuxRecord("adapter", "fresh"), share, share)
 
 
-def _flops(node: fx.Node) -> tuple[float, float]:
+def flops_of(node: fx.Node) -> tuple[float, float]:
     if node.op in ("placeholder", "output", "get_attr"):
         return 0.0, 0.0
     return float(node.meta.get("flops", 0)), float(node.meta.get("backward_flops", 0))
@@ -130,15 +133,17 @@ def _built(stage: Stage, choice: Choice, form: str, init: str, seed: int) -> Aux
     return assemble(stage, choice.graph, found)
 
 
-def _adapted(stage: Stage, graph: fx.Graph, budget: float, seed: int) -> AuxNet:
-    """Nothing can be dropped: an adapter for each tensor of the boundary that is more than handed on."""
+def _adapted(stage: Stage, graph: fx.Graph, budget: float, seed: int, init: str, until: fx.Node | None) -> AuxNet:
+    """Nothing can be dropped: an adapter for each tensor of the boundary that is more than handed on; or one for
+    `until` and, behind it, the stage's own layers."""
     io = stage_io(stage, True)
     values = boundary_values(graph, len(io.boundary))
-    flops = budget * sum(_flops(n)[0] for n in graph.nodes)
+    ends = list(zip(values, io.boundary, strict=True)) if until is None else [(until, until.meta["spec"])]
+    flops = budget * sum(flops_of(n)[0] for n in graph.nodes)
     device = next((t.device for t in (*stage.parameters(), *stage.buffers())), torch.device("cpu"))
     made: dict[str, nn.Module] = {}
     instead: dict[fx.Node, tuple[fx.Node, Callable[[fx.Graph, fx.Node], fx.Node]]] = {}
-    for i, (value, spec) in enumerate(zip(values, io.boundary, strict=True)):
+    for i, (value, spec) in enumerate(ends):
         source = _source(value)
         if value.op != "placeholder" and source is not None and possible(source.meta["spec"], spec):
             adapter = Adapter(f"adapter_{seed}_{i}", source.meta["spec"], spec, flops, device, made)
@@ -146,7 +151,28 @@ def _adapted(stage: Stage, graph: fx.Graph, budget: float, seed: int) -> AuxNet:
     with torch.random.fork_rng(devices=_cuda(stage)):
         torch.manual_seed(SEED + seed)
         rewritten = rewrite(graph, stage, values, (), instead)
-    return assemble(stage, rewritten, layers(stage, rewritten, given=made))
+        found = layers(stage, rewritten, given=made)
+        if until is not None and init == "fresh":
+            refresh(layer for name, layer in found.items() if name not in made)
+    return assemble(stage, rewritten, found)
+
+
+def _last_layers(stage: Stage, graph: fx.Graph, costs: Mapping[str, float], budget: float) -> fx.Node | None:
+    """The first value through which all that the boundary gives must pass and after which half the budget is enough."""
+    count = len(stage_io(stage, True).lams)
+    nodes: list[fx.Node] = [n for n in graph.nodes if n.op != "output"]
+    left, room = sum(costs.values()), budget * sum(costs.values()) / 2
+    at = {n: i for i, n in enumerate(nodes)}
+    last = {n: max((at.get(u, len(nodes)) for u in n.users), default=-1) for n in nodes}
+    made: set[fx.Node] = set(nodes[:count])
+    for i, node in enumerate(nodes):
+        left -= costs.get(node.name, 0.0)
+        if made.intersection(node.all_input_nodes):
+            made.add(node)
+        alive = [n for n in made if at[n] <= i < last[n]]
+        if alive == [node] and node not in nodes[:count] and left <= room and _batched_float(node):
+            return node
+    return None
 
 
 def _source(value: fx.Node) -> fx.Node | None:

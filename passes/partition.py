@@ -20,6 +20,7 @@ from lpcompile.passes.cost import Profile
 from lpcompile.passes.partition_bound import Found, Problem, Relaxation, relax
 from lpcompile.passes.partition_options import (
     CHAIN_METHODS,
+    HEAD_METHODS,
     PLAIN_METHODS,
     Pins,
     aux_shares,
@@ -96,7 +97,8 @@ def evaluate(
     step = the largest finish_k or message time t_k.
 
     `aux="recursive"` makes each lambda from the model's input, so nothing is chained; `aux="tied"` keeps every AuxNet
-    below, where its weights are. Without `aux_ranks` every AuxNet runs below. `lower_bound` is the trivial one.
+    below, where its weights are, as heads (`dgl`) always are. Without `aux_ranks` every AuxNet runs below.
+    `lower_bound` is the trivial one.
     """
     units, K = profile.units, len(cuts) + 1
     rates = check(profile, K, method, aux_budget, speeds, state_factor)
@@ -108,10 +110,13 @@ def evaluate(
         )
     has_aux, chain = method not in PLAIN_METHODS, method in CHAIN_METHODS and aux != "recursive"
     hosts = tuple(aux_ranks) if aux_ranks is not None else tuple(k if has_aux else -1 for k in range(K - 1))
-    if len(hosts) != K - 1 or any(rank not in ((k, k + 1) if has_aux else (-1,)) for k, rank in enumerate(hosts)):
+    heads = method in HEAD_METHODS
+    able = [(k,) if heads else (k, k + 1) if has_aux else (-1,) for k in range(K - 1)]
+    if len(hosts) != K - 1 or any(rank not in ranks for rank, ranks in zip(hosts, able, strict=True)):
+        what = "k-1 (below), where the stage of its head is" if heads else "k-1 (below) or k (above)"
         raise PlanError(
             f"aux_ranks {list(hosts)} do not fit K={K} and method={method!r}: give for each boundary k "
-            f"{'k-1 (below) or k (above)' if has_aux else '-1, for the method has no AuxNets'}."
+            f"{what if has_aux else '-1, for the method has no AuxNets'}."
         )
     r = aux_shares(aux_budget, K) if has_aux else [0.0] * (K - 1)
     stages = [units[low:high] for low, high in pairwise(bounds)]
@@ -302,7 +307,7 @@ def _problem(
         np.array(aux_shares(aux_budget, K)) if method not in PLAIN_METHODS else np.zeros(max(0, K - 1)),
         method not in PLAIN_METHODS,
         chain,
-        aux == "tied",
+        aux == "tied" or method in HEAD_METHODS,
     )
 
 

@@ -14,9 +14,9 @@ from lpcompile.passes.cost import Profile
 
 CHAIN_METHODS = ("penalty", "lagrangian")  # lambda_k arrives through the chain of AuxNets, within the step
 SKEWED_METHODS = ("multiplier",)  # lambda_k was made a slot before: AuxNets cost work, but nobody waits for them
-# no AuxNets
-PLAIN_METHODS = ("bp", "gpipe", "1f1b", "zb", "pipedream", "ddg", "fr", "dgl", "dgl-async", "penalty-stored")
-METHODS = CHAIN_METHODS + SKEWED_METHODS + PLAIN_METHODS
+HEAD_METHODS = ("dgl", "dgl-async")  # no lambda, but a head on each rank below a boundary: work as of an AuxNet there
+PLAIN_METHODS = ("bp", "gpipe", "1f1b", "zb", "pipedream", "ddg", "fr", "penalty-stored")  # no AuxNets
+METHODS = CHAIN_METHODS + SKEWED_METHODS + HEAD_METHODS + PLAIN_METHODS
 
 
 @dataclass(frozen=True)

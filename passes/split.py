@@ -12,7 +12,7 @@ masks). Cheap values that several stages need are made again in each of them.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import fx, nn
@@ -21,9 +21,18 @@ from lpcompile.io import StageIO as StageIO
 from lpcompile.passes.batch import symbol
 from lpcompile.passes.calls import batch_of, device_of
 from lpcompile.passes.capture import Captured
-from lpcompile.passes.cuts import Cut
 from lpcompile.passes.graph_module import TwoModeModule, install
 from lpcompile.passes.liveness import liveness
+
+
+class Place(Protocol):
+    """Where to cut: a Cut, or a plan's boundary."""
+
+    @property
+    def position(self) -> int: ...
+
+    @property
+    def eval_position(self) -> int: ...
 
 
 class Stage(TwoModeModule):
@@ -39,7 +48,7 @@ def stage_io(stage: Stage, training: bool | None = None) -> StageIO:
     return stage._lp_io[stage.training if training is None else training]
 
 
-def split(captured: Captured, chosen: Sequence[Cut]) -> tuple[Stage, ...]:
+def split(captured: Captured, chosen: Sequence[Place]) -> tuple[Stage, ...]:
     """Split at the chosen cuts (legal ones, in order). The stages share the model's parameters."""
     model, graphs = captured._lp.model, captured._lp_graphs
     train = _Splitter(graphs[True], model, [c.position for c in chosen])

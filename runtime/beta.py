@@ -6,10 +6,10 @@
 >>> adaptive(0.5, target=0.05, most=10.0)         # up while the violation is above the target, down while below
 >>> relative(0.5, 4.0)                            # in proportion to what the loss wants of λ, rising
 
-Why `relative`: under `multiplier` a stage minimises p·X + β ψ(λ, X), which for the scale-free ψ is a regression of X on
-λ - p |X|²/(2β): it asks for a step away from λ of |p||X|/(2β) times X's own size, and nothing but β keeps that step short,
-for p is taken at λ and does not see where X goes. |p||X| is 20 for a small ResNet and 200 for a small ViT at their first
-step, and falls tenfold as they learn, so no constant serves both. With β = c |p||X| the step is 1/(2c) for every model.
+Why `relative`: under `multiplier` a stage minimises p·X + β ψ(λ, X), which for the scale-free ψ is a regression of X
+on λ - p |X|²/(2β): a step away from λ of |p||X|/(2β) times X's own size, and nothing but β keeps it short, for p is
+taken at λ and does not see where X goes. |p||X| was 20 for a small ResNet and 200 for a small ViT at their first step,
+and falls as they learn, so no constant serves both. With β = c |p||X| the step is 1/(2c) for every model.
 c rises: loose at first, when everything moves, and tight at the end, when the stages must fit together as one model.
 """
 
@@ -26,7 +26,11 @@ from lpcompile.errors import UsageError
 
 LOOSE, TIGHT = 0.5, 4.0  # relative: X is asked to leave λ by its own size at first, by an eighth of it at the end
 UNKNOWN = 10.0  # relative, before the first p has come
-START, END, STEPS = 0.5, 3.0, 2000  # rising, the default for most methods: a small β at first, or λ = X = constant is the easiest way out
+START, END, STEPS = (
+    0.5,
+    3.0,
+    2000,
+)  # rising, the default for most methods: a small β at first, or λ = X = constant is the easiest way out
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ rank that has to wait gives its turn to the next; between processes it blocks.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -18,13 +19,18 @@ from lpcompile.schedule import MESSAGES
 
 Tensors = tuple[Tensor, ...]
 Key = tuple[str, int, int]  # kind, boundary, micro-batch (counted from the start of training)
+# Messages of one kind that a rank may be ahead of a peer: their tensors are held until then (gloo does not tell that a
+# send is over before it is waited for).
+AHEAD = 8
 Shapes = Sequence[tuple[tuple[int, ...], torch.dtype]]
 
 
 class Transport(Protocol):
     """What the executor needs of a way to communicate."""
 
-    def send(self, rank: int, peer: int, key: Key, tensors: Tensors) -> None: ...
+    def send(self, rank: int, peer: int, key: Key, tensors: Tensors) -> float:
+        """Gives the seconds for which this rank was held back, because it is too far ahead of its peer."""
+        ...
 
     def post(self, rank: int, peer: int, key: Key, shapes: Shapes, depth: int) -> None: ...
 
@@ -45,8 +51,9 @@ class Local:
         self.met: dict[str, dict[int, Tensor]] = {}
         self.left: dict[str, set[int]] = {}
 
-    def send(self, rank: int, peer: int, key: Key, tensors: Tensors) -> None:
+    def send(self, rank: int, peer: int, key: Key, tensors: Tensors) -> float:
         self.mail[peer, key] = tensors
+        return 0.0
 
     def post(self, rank: int, peer: int, key: Key, shapes: Shapes, depth: int) -> None:
         pass
@@ -84,15 +91,17 @@ class Distributed:
         self.posted: dict[Key, tuple[list[Any], Tensors]] = {}
         self.sending: dict[tuple[str, int, int], list[tuple[list[Any], Tensors]]] = {}
 
-    def send(self, rank: int, peer: int, key: Key, tensors: Tensors) -> None:
+    def send(self, rank: int, peer: int, key: Key, tensors: Tensors) -> float:
         kind, boundary, _ = key
+        under_way, begin = self.sending.setdefault((kind, boundary, peer), []), time.perf_counter()
+        while len(under_way) >= AHEAD:
+            self._end(under_way.pop(0))
+        held = time.perf_counter() - begin
         tensors = tuple(t if t.is_contiguous() else t.contiguous() for t in tensors)
         channel = self._channel(kind)
         works = [dist.isend(t, self.mesh.first + peer, **channel) for t in tensors]
-        under_way = self.sending.setdefault((kind, boundary, peer), [])
-        while under_way and all(w.is_completed() for w in under_way[0][0]):
-            self._end(under_way.pop(0))
         under_way.append((works, tensors))
+        return held
 
     def post(self, rank: int, peer: int, key: Key, shapes: Shapes, depth: int) -> None:
         kind, boundary, slot = key

@@ -16,9 +16,12 @@ from lpcompile.plan import Plan
 from lpcompile.runtime import handshake, memory, state
 from lpcompile.runtime.comm import Distributed, Local
 from lpcompile.runtime.executor import Op, prepare, run, take_turns
+from lpcompile.runtime.heads import Head, add_head, head_nets
 from lpcompile.runtime.methods import Method, ScheduleOptions, get_method
 from lpcompile.runtime.methods.method import hosts_of
 from lpcompile.runtime.methods.pipelines import about_batch_norm
+from lpcompile.runtime.replay import Replay
+from lpcompile.runtime.replay_wire import open_replay
 from lpcompile.runtime.settings import Settings, settings
 from lpcompile.runtime.team import Factory, add_auxnets, add_kappanet, aux_nets, make_worker
 from lpcompile.runtime.worker import Net, Worker
@@ -51,6 +54,7 @@ class Engine:
         method: str | None = None,
         auxnets: Sequence[nn.Module] | None = None,
         kappanets: Sequence[nn.Module] | None = None,
+        heads: Sequence[nn.Module] | None = None,
         device: torch.device | str | None = None,
         trace: bool = False,
         replicas: int = 1,
@@ -58,7 +62,7 @@ class Engine:
     ) -> None:
         self.program, self.loss_fn, self.settings, self.plan = program, loss_fn, settings(options), program.plan
         self._optimizer, self._aux_optimizer, self._scheduler = optimizer, aux_optimizer or optimizer, scheduler
-        self._given = (auxnets, kappanets)
+        self._given = (auxnets, kappanets, heads)
         self.target = get_method(method or self.plan.method)  # what is asked for; `method` is what runs now
         self._micro(self.target, self.settings)  # refuse what cannot be cut before ranks meet
         self.device = handshake.own_device(_device(program.module), device)
@@ -83,6 +87,8 @@ class Engine:
         self.seen = torch.zeros(0, dtype=torch.bool)  # samples with a stored λ
         self.schedulers: dict[str, Any] = {}
         self.auxnets: dict[int, Net] = {}
+        self.heads: dict[int, Head] = {}  # by rank
+        self.replay: Replay | None = None
         self.violation_at_start: float | None = None
         self.said: set[str] = set()
         self.workers: list[Worker] = []
@@ -139,6 +145,12 @@ class Engine:
             self.auxnets = aux_nets(self.program, self._given[0], self._recursive(), self._hosts())
             for w in self.workers:
                 add_auxnets(w, self.auxnets, self._hosts(), self._aux_optimizer)
+        if target.heads and self.plan.K > 1 and not self.heads:
+            self.heads = head_nets(self.program, self._given[2], self.loss_fn)
+            for w in self.workers:
+                add_head(w, self.heads, self._aux_optimizer)
+        if target.replay and self.plan.K > 1:
+            self.replay = open_replay(self)
         for w in self.workers:
             if target.name == "lagrangian" and s.kappa == "auxnet" and not w.kappanets:
                 add_kappanet(w, self._given[1], self._aux_optimizer)
@@ -147,6 +159,10 @@ class Engine:
                     if f"{w.rank} {name}" not in self.schedulers:
                         self.schedulers[f"{w.rank} {name}"] = self._scheduler(optimizer)
         warm = self.plan.K > 1 and self.warmup > self.steps and not target.exact
+        if warm and target.heads:
+            raise UsageError(
+                f"warmup={self.warmup} prepares λ for decoupling, and {target.name!r} has none; leave it out"
+            )
         self._use(get_method("warmup-stored" if target.aux == "store" else "warmup") if warm else target)
 
     @property
@@ -244,8 +260,13 @@ class Engine:
             for old in [n for n in w.batches if n < oldest]:
                 del w.batches[old]
             runs.append(run(w, self.transport, programs[w.rank], schedule.depth[w.rank], self.slot, self.low, high))
-        with torch.enable_grad():
-            take_turns(self.workers, runs)
+        try:
+            with torch.enable_grad():
+                take_turns(self.workers, runs)
+        except BaseException:
+            if self.replay is not None:
+                self.replay.fail()
+            raise
         self.slot += self.micro
 
     def flush(self) -> None:
@@ -261,6 +282,8 @@ class Engine:
             w.waited, w.sent = 0.0, 0
         if isinstance(self.transport, Distributed):
             self.transport.drain()
+        if self.replay is not None:
+            self.replay.drain()
         if self.mesh is not None and self.replicas > 1:
             self.mesh.share(b for w in self.workers for m in state.modules(w) for b in m.buffers())
 

@@ -105,7 +105,7 @@ def _do(worker: Worker, transport: Transport, op: Op, slot: int, depth: int) -> 
     else:
         message = worker.message(worker.values[key])
         worker.sent += sum(t.nbytes for t in message)
-        transport.send(worker.rank, item.peer, key, message)
+        worker.waited += transport.send(worker.rank, item.peer, key, message)
     return None
 
 

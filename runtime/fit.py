@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ from lpcompile.pipelining import PIPELINES, micro_batches
 from lpcompile.runtime import launch, pack
 from lpcompile.runtime.handshake import in_torchrun
 from lpcompile.runtime.loop import Watch, run
+from lpcompile.runtime.methods import get_method
 
 if TYPE_CHECKING:
     from lpcompile.program import Program
@@ -74,27 +75,38 @@ def fit(
         )
     from safetensors.torch import load_file
 
-    auxnets = [net.state_dict() for net in program.auxnets]
-    given = (program.module, program.module.state_dict(), program.plan, program.how, auxnets, request)
+    nets = {name: net.state_dict() for name, net in _nets(program, request).items()}
+    given = (program.module, program.module.state_dict(), program.plan, program.how, nets, request)
     data = pack.dumps(given, "the model, loss, optimizer or loader")
     with tempfile.TemporaryDirectory(prefix="lpcompile-") as folder:
         file = f"{folder}/model.safetensors"
         found: dict[str, Any] = launch.launch(
             _rank, (data, torch.get_rng_state(), file), world=world, K=program.plan.K, device=device, timeout=timeout
         )
-        _take_over(program, options.get("auxnets") or program.auxnets, load_file(file))
+        own = {f"auxnet {k}": net for k, net in enumerate(options.get("auxnets") or (), start=1)}
+        own |= {f"head {k}": net for k, net in enumerate(options.get("heads") or ())}
+        _take_over(program, {**_nets(program, request), **own}, load_file(file))
     return found
 
 
-def _take_over(program: Program, auxnets: Sequence[nn.Module], given: dict[str, Tensor]) -> None:
-    """The weights that the ranks ended with, of the model and of the AuxNets."""
+def _nets(program: Program, request: Request) -> dict[str, nn.Module]:
+    """The program's own AuxNets, and its heads where the method needs them."""
+    found: dict[str, nn.Module] = {f"auxnet {k}": net for k, net in enumerate(program.auxnets, start=1)}
+    method = get_method(request.options.get("method") or program.plan.method)
+    if method.heads and request.options.get("heads") is None:
+        found |= {f"head {k}": net for k, net in enumerate(program.heads)}
+    return found
+
+
+def _take_over(program: Program, nets: dict[str, nn.Module], given: dict[str, Tensor]) -> None:
+    """The weights that the ranks ended with, of the model, of the AuxNets and of the heads."""
     parts: dict[str, dict[str, Tensor]] = {}
     for full, tensor in given.items():
         part, _, name = full.partition("/")
         parts.setdefault(part, {})[name] = tensor
     program.module.load_state_dict(parts.pop("model", {}), strict=True)
     for part, state in parts.items():
-        auxnets[int(part) - 1].load_state_dict(state, strict=True)
+        nets[part].load_state_dict(state, strict=True)
 
 
 def _fit(program: Program, given: Request) -> tuple[dict[str, Any], Trainer]:
@@ -113,17 +125,19 @@ def _rank(data: bytes, random: Tensor, file: str) -> dict[str, Any]:
 
     from lpcompile.compile import follow
 
-    model, state, plan, how, auxnets, request = pack.loads(data)
+    model, state, plan, how, nets, request = pack.loads(data)
     state = {name: value.clone() if isinstance(value, Tensor) else value for name, value in state.items()}
     program = follow(model, plan, how, next(iter(request.loader))[0])
     model.load_state_dict(state)  # a consistent start is for fresh models: here they are as they were
-    for net, kept in zip(program.auxnets, auxnets, strict=True):
-        net.load_state_dict(kept)
+    for name, net in _nets(program, request).items():
+        net.load_state_dict(nets[name])
     torch.set_rng_state(random)
     found, trainer = _fit(program, request)
     whole = {f"model/{name}": t for name, t in trainer.state_dict().items()}
-    mine = {f"{k}/{name}": t for w in trainer.workers for k, net in w.auxnets.items()
+    mine = {f"auxnet {k}/{name}": t for w in trainer.workers for k, net in w.auxnets.items()
             for name, t in net.module.state_dict().items()}  # fmt: skip
+    mine |= {f"head {w.rank}/{name}": t for w in trainer.workers if w.head is not None
+             for name, t in w.head.net.module.state_dict().items()}  # fmt: skip
     everyone: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(everyone, {name: t.cpu() for name, t in mine.items()}, group=trainer.control)
     if trainer.main:

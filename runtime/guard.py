@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 SIZE, HEAD = 256, struct.Struct("<diH")  # when, step, length of the text that follows
-BLOCKED = ("wait", "norm", "tied", "average")  # instructions in which a rank waits for others
+BLOCKED = ("wait", "draw", "norm", "tied", "average")  # instructions in which a rank waits for others
 LOST = re.compile(r"Connection|closed by peer|Timed out|timed out|timeout|Broken pipe|NCCL|gloo", re.IGNORECASE)
 AWAY = "("  # texts that begin so are no instruction: planning, evaluation, between steps
 

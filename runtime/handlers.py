@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 
 from lpcompile.runtime import memory, psi, watch
+from lpcompile.runtime.heads import head
 from lpcompile.runtime.kappa import rows
 from lpcompile.runtime.methods.method import Terms
+from lpcompile.runtime.replay import draw, offer
 from lpcompile.runtime.stores import Store
 from lpcompile.runtime.worker import Worker
 from lpcompile.schedule import Instruction
@@ -51,7 +53,7 @@ def forward(w: Worker, item: Instruction, slot: int) -> None:
     lams: tuple[Tensor, ...] = ()
     if item.reads:
         ref = item.reads[0]
-        lams = w.leaves(w.rank, w.values[ref.kind, ref.boundary, slot])
+        lams = w.leaves(w.rank, w.values[ref.kind, ref.boundary, slot], gradients=not w.method.heads)
     with memory.weighed(w, slot) if w.weigh else contextlib.nullcontext():
         found, loss = w.run_stage(lams, slot)
     leaves = w.pick(w.rank, lams) if lams else ()
@@ -87,7 +89,8 @@ def backward(w: Worker, item: Instruction, slot: int) -> None:
     """The stage's backward from the loss, or from what the method makes of d, p and κ at X_{k+1}."""
     leaves, ends = w.values["graph", w.rank, slot]
     if w.last:
-        ends.backward()
+        if ends.requires_grad or not w.method.heads:  # a stage without parameters, and no gradient goes further down
+            ends.backward()
     else:
         given = terms(w, item, w.rank + 1, slot)
         feel(w, w.rank + 1, slot, given)
@@ -110,7 +113,7 @@ def terms(w: Worker, item: Instruction, k: int, slot: int) -> Terms:
 
 
 def feel(w: Worker, k: int, slot: int, given: Terms) -> None:
-    """Let a relative β follow |p||X|: each rank that weighs boundary k sees the same micro-batches in the same order."""
+    """Let a relative β follow |p||X|: every rank that weighs boundary k sees the same micro-batches in turn."""
     sizes = w.sizes.pop((k, slot), [])
     if sizes and given.p:
         pulls = [p.norm() * size for p, size in zip(given.p, sizes, strict=True)]
@@ -256,6 +259,9 @@ HANDLERS: dict[str, Handler] = {
     "aux_forward": aux_forward,
     "recall": recall,
     "forward": forward,
+    "head": head,
+    "offer": offer,
+    "draw": draw,
     "penalize": penalize,
     "kappa": kappa,
     "backward": backward,

@@ -41,8 +41,7 @@ class Log:
     def step(self, metrics: dict[str, Any]) -> None:
         done = self.trainer.steps
         if done % self.every == 0 or done == self.total:
-            self.last = self.trainer.gather({**metrics, "lr": self.trainer.lr, "replica": None})
-            del self.last["replica"]
+            self.last = self._known({**metrics, "lr": self.trainer.lr}, done)
             if self.file is not None:
                 self.file.write(self.last)
             if self.board is not None:
@@ -52,6 +51,19 @@ class Log:
         if self.live and (time.perf_counter() - self.shown > REFRESH or done == self.total):
             self.shown = time.perf_counter()
             print(f"\r\x1b[K{self.line(metrics)}", end="", file=sys.stderr, flush=True)
+
+    def _known(self, metrics: dict[str, Any], done: int) -> dict[str, Any]:
+        """What all ranks know; where they may be many steps apart, what this one knows, until they meet anyway."""
+        if self.trainer.method.replay:
+            if done < self.total:
+                return metrics
+            self.trainer.flush()  # the slowest rank may take longer to get there than a gather would wait
+        return self._together(metrics)
+
+    def _together(self, metrics: dict[str, Any]) -> dict[str, Any]:
+        found = self.trainer.gather({**metrics, "replica": None})
+        del found["replica"]
+        return found
 
     def line(self, metrics: dict[str, Any]) -> str:
         """Step, rate, time left, loss and the worst violation, as far as known."""
@@ -72,6 +84,8 @@ class Log:
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
     def evaluated(self, epoch: int, shown: dict[str, float]) -> None:
+        if self.trainer.method.replay and self.last:
+            self.last = self._together(self.last)
         if not self.main:
             return
         self.clear()

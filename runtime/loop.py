@@ -93,8 +93,8 @@ def run(
 
 
 def evaluated(trainer: Trainer, loader: Any, test: Iterable[Any] | None, watch: Watch, last: bool) -> dict[str, float]:
-    """Figures of the serial model: "train ..." and "test ...", at the end also with BatchNorm statistics taken on X, which
-    then stay in the model: those of a decoupled method belong to λ."""
+    """Figures of the serial model: "train ..." and "test ...", at the end also with BatchNorm statistics taken on X,
+    which then stay in the model: those of a decoupled method belong to λ."""
     anew = last and not trainer.method.exact and trainer.plan.K > 1
     found: dict[str, float] = {}
     if test is not None:

@@ -1,4 +1,4 @@
-"""Where a rank's memory goes: parameters, gradients, optimizer state, activations, buffers, and the process as a whole."""
+"""Where a rank's memory goes: parameters, gradients, optimizer state, activations, buffers, the process as a whole."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from lpcompile.runtime.worker import Worker
 
 def of(w: Worker) -> dict[str, int]:
     """Bytes of one rank, by what they are for."""
-    modules: list[nn.Module] = [w.stage.module, *(net.module for net in w.auxnets.values()), *w.kappanets.values()]
+    modules: list[nn.Module] = [w.stage.module, *(net.module for net in w.auxnets.values()), *w.kappanets.values(),
+                                *(w.head.modules if w.head is not None else ())]  # fmt: skip
     parameters = [p for m in modules for p in m.parameters()]
     states = [t for o in w.updater.optimizers().values() for s in o.state.values() for t in s.values()]
     return {
@@ -28,6 +29,7 @@ def of(w: Worker) -> dict[str, int]:
         "activations": w.peak_graph_bytes,
         "messages": _bytes(t for ts in getattr(w.transport, "buffers", {}).values() for t in ts),
         "stores": _bytes(t for store in w.stores.values() for t in store.rows),
+        **({"replay": w.replay.nbytes(w.rank)} if w.replay is not None else {}),
     }
 
 

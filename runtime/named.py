@@ -96,8 +96,8 @@ def load(trainer: Engine, given: dict[str, Any]) -> None:
 def _filled(given: dict[str, Any], now: dict[str, Any], w: Worker) -> dict[str, Any]:
     """What the saved method had no use for (AuxNets, say, under `bp`) stays as it is."""
     mine, own = now["ranks"][w.rank], dict(given)
-    for key in ("auxnets", "kappanets"):
-        own[key] = {**mine[key], **given[key]}
+    for key in ("auxnets", "kappanets", "heads"):
+        own[key] = {**mine[key], **given.get(key, {})}
     optimizers = {**mine["updater"]["optimizers"], **given["updater"]["optimizers"]}
     own["updater"] = {**given["updater"], "optimizers": optimizers}
     schedulers = {n: s for n, s in now["schedulers"].items() if n.startswith(f"{w.rank} ")}
@@ -120,7 +120,7 @@ def load_elsewhere(trainer: Engine, given: dict[str, Any], rank0: Any) -> str:
     _load_schedulers(trainer, rank0)
     if trainer.method is not trainer.target:
         trainer.resume_method(trainer.target.name, trainer.target.name)
-    return "AuxNets and their optimizers, stored λ and κ, an adaptive β, random streams"
+    return "heads, AuxNets and their optimizers, stored λ and κ, an adaptive β, random streams"
 
 
 def _load_schedulers(trainer: Engine, rank0: Any) -> None:

@@ -13,6 +13,8 @@ from lpcompile.errors import UsageError
 from lpcompile.runtime import psi as psi_
 from lpcompile.runtime.beta import Beta, parse
 
+BUFFER_POLICIES = ("least-reused", "newest", "random")
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -32,6 +34,8 @@ class Settings:
     warmup: exact steps before decoupling, at most so many; None: none where the AuxNets start consistently (or are the
         user's), else a tenth of training. warmup_violation: or until λ is this near to X.
     collapse: "stop" or "warn" when a boundary's values stop to vary; check_every: steps between such checks.
+    buffer: micro-batches that a replay buffer of `dgl-async` holds; buffer_policy: which it gives and gives up, see
+        `lpcompile.runtime.replay.Buffer`.
     total_steps: how long training lasts, for a β that rises with it; `fit` knows it by itself.
     """
 
@@ -54,6 +58,8 @@ class Settings:
     warmup_violation: float = 0.05
     collapse: str = "stop"
     check_every: int = 50
+    buffer: int = 8
+    buffer_policy: str = "least-reused"
     total_steps: int | None = None
 
     def rule(self, default: str = "rising") -> Beta:
@@ -85,6 +91,8 @@ def settings(options: dict[str, Any]) -> Settings:
     _one_of("clip_scope", found.clip_scope, ("rank", "global"))
     _one_of("collapse", found.collapse, ("stop", "warn"))
     _one_of("autocast", found.autocast, (None, torch.bfloat16, torch.float16))
+    _one_of("buffer_policy", found.buffer_policy, BUFFER_POLICIES)
+    _at_least("buffer", found.buffer, 1)
     _at_least("micro", found.micro, 1)
     _at_least("accumulate", found.accumulate, 1)
     _at_least("warmup", found.warmup, 0)
@@ -100,7 +108,7 @@ def _one_of(name: str, value: Any, known: Sequence[Any]) -> None:
 
 
 def _at_least(name: str, value: Any, least: int) -> None:
-    whole = isinstance(least, int) and name in ("micro", "accumulate", "warmup", "check_every")
+    whole = isinstance(least, int) and name in ("micro", "accumulate", "warmup", "check_every", "buffer")
     kinds = (int,) if whole else (int, float)
     if value is not None and (not isinstance(value, kinds) or isinstance(value, bool) or value < least):
         raise UsageError(f"{name}={value!r} is not a {'whole ' if whole else ''}number of at least {least}")

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 def share_start(trainer: Engine) -> None:
     """Every rank takes over rank 0's parameters and buffers, of the model, the AuxNets and the loss."""
     modules = [trainer.program.module, *(net.module for net in trainer.auxnets.values())]
+    modules += [m for head in trainer.heads.values() for m in head.modules]
     if isinstance(trainer.loss_fn, nn.Module):
         modules.append(trainer.loss_fn)
     done: set[int] = set()
@@ -40,6 +41,7 @@ def release_others(trainer: Engine) -> None:
     kept = {id(t) for m in modules(mine) for t in (*m.parameters(), *m.buffers())}
     program = trainer.program
     others = [program.module, program.captured, *program.stages, *(net.module for net in trainer.auxnets.values())]
+    others += [m for head in trainer.heads.values() for m in head.modules]
     roots = (root for root in others if isinstance(root, nn.Module))  # a loaded program has no undivided graph
     for module in (m for root in roots for m in root.modules()):
         for name, parameter in module._parameters.items():
@@ -52,7 +54,8 @@ def release_others(trainer: Engine) -> None:
 
 def modules(w: Worker) -> list[nn.Module]:
     """What a rank trains."""
-    return [w.stage.module, *(net.module for net in w.auxnets.values()), *w.kappanets.values()]
+    own = w.head.modules if w.head is not None else ()
+    return [w.stage.module, *(net.module for net in w.auxnets.values()), *w.kappanets.values(), *own]
 
 
 def model_state(trainer: Engine) -> dict[str, Tensor]:
@@ -113,6 +116,7 @@ def _worker_state(trainer: Engine, w: Worker) -> dict[str, Any]:
         "stage": w.stage.module.state_dict(),
         "auxnets": {k: net.module.state_dict() for k, net in w.auxnets.items()},
         "kappanets": {k: module.state_dict() for k, module in w.kappanets.items()},
+        "heads": {w.rank: w.head.state()} if w.head is not None else {},
         "loss": loss.state_dict() if isinstance(loss, nn.Module) else {},
         "updater": w.updater.state(),
         "gradients": _gradients(w),
@@ -148,6 +152,8 @@ def _load_worker(trainer: Engine, w: Worker, given: dict[str, Any]) -> None:
         net.module.load_state_dict(given["auxnets"][k], strict=True)
     for k, module in w.kappanets.items():
         module.load_state_dict(given["kappanets"][k], strict=True)
+    if w.head is not None:
+        w.head.load(given["heads"][w.rank])
     if w.last and isinstance(trainer.loss_fn, nn.Module):
         trainer.loss_fn.load_state_dict(given["loss"], strict=True)
     w.updater.load(given["updater"])

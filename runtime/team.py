@@ -54,27 +54,30 @@ def aux_nets(
     return found
 
 
+BEFORE = (
+    "which is made before the last stage and stays there; keep its layers in the last stage with "
+    "pins={'together': ...}, or leave it out of the loss"
+)
+
+
 class Elsewhere:
     """Stands for a model output that an earlier stage makes: a loss may pass it by, but not use it."""
 
-    def __init__(self, position: int) -> None:
-        self.__dict__["position"] = position
+    def __init__(self, position: int, why: str = BEFORE) -> None:
+        self.__dict__.update(position=position, why=why)
 
     def __getattr__(self, name: str) -> Any:
-        raise UsageError(
-            f"the loss uses output {self.position} of the model, which is made before the last stage and stays there; "
-            f"keep its layers in the last stage with pins={{'together': ...}}, or leave it out of the loss"
-        )
+        raise UsageError(f"the loss uses output {self.position} of the model, {self.why}")
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         next(a for a in (*args, *(kwargs or {}).values()) if isinstance(a, Elsewhere)).used  # noqa: B018
 
 
-def structured(program: Program, io: StageIO, found: Sequence[Any], training: bool) -> Any:
-    """The model's output, in its own structure, from what the last stage gives."""
+def structured(program: Program, io: StageIO, found: Sequence[Any], training: bool, why: str = BEFORE) -> Any:
+    """The model's output, in its own structure, from what the last stage gives. `why`: what is missing, if anything."""
     tree = program.captured._lp.trees[training]
-    flat: list[Any] = [Elsewhere(i) for i in range(tree.count)]
+    flat: list[Any] = [Elsewhere(i, why) for i in range(tree.count)]
     for position, value in zip(io.outputs, found, strict=True):
         flat[position] = value
     return tree.unflatten(flat)

@@ -15,7 +15,8 @@ from lpcompile.runtime import memory
 if TYPE_CHECKING:
     from lpcompile.runtime.trainer import Trainer
 
-WAITS = ("wait", "norm", "tied", "average")
+WAITS = ("wait", "draw", "norm", "tied", "average")
+SENDS = ("send", "recv", "offer")
 
 
 def write(trainer: Trainer, file: Path) -> None:
@@ -46,7 +47,8 @@ def events(trainer: Trainer) -> list[dict[str, Any]]:
         found.append({"ph": "M", "name": "process_name", **at, "args": {"name": name}})
         found.append({"ph": "M", "name": "process_sort_index", **at, "args": {"sort_index": rank}})
         for text, _, step, begin, end in w.trace or ():
-            kind = "wait" if text.split(" ")[0] in WAITS else "message" if text[:5] in ("send ", "recv ") else "compute"
+            op = text.split(" ")[0]
+            kind = "wait" if op in WAITS else "message" if op in SENDS else "compute"
             ts, dur = 1e6 * (begin + offset), 1e6 * (end - begin)
             found.append({"ph": "X", "name": text, "cat": kind, **at, "ts": ts, "dur": dur, "args": {"step": step}})
         last = max((e["ts"] for e in found if "ts" in e), default=1e6 * time.time())

@@ -37,6 +37,8 @@ class Trainer(Engine):
     optimizer, aux_optimizer: factories from a list of parameters; AuxNets use the first where the second is not given.
     scheduler: factory from an optimizer to an LR scheduler, stepped once an optimizer step.
     method: a name, the plan's by default. auxnets: one module a boundary, the program's by default.
+    heads: for `dgl`, a module for every stage but the last, from the boundary's tensors to what the loss takes; by
+        default the program's, which are derived.
     """
 
     def step(self, x: Any, y: Any = None, index: Tensor | None = None, *, size: int | None = None) -> dict[str, Any]:
@@ -44,8 +46,8 @@ class Trainer(Engine):
 
         x: what the model takes (a tensor, a tuple of arguments, or a dict). y: whatever the loss takes as target.
         index: the samples' numbers in the data set, for methods that keep something for each of them.
-        A rank whose stage and AuxNets take no input of the model may pass x=None with the batch's size, and only the
-        last one needs y (see `needs`).
+        A rank whose stage and AuxNets take no input of the model may pass x=None with the batch's size, and y is needed
+        where there is a loss: on the last rank, and where a stage has a head (see `needs`).
         """
         begin = time.perf_counter()
         inputs = to_device(self._inputs(x, size), self.device)
@@ -74,8 +76,10 @@ class Trainer(Engine):
     @property
     def needs(self) -> dict[str, bool]:
         """Whether this process needs the batch's inputs, and its targets."""
-        nets = [net for w in self.workers for net in (w.stage, *w.auxnets.values())]
-        return {"inputs": any(net.io.inputs for net in nets), "targets": any(w.last for w in self.workers)}
+        takes = [w for w in self.workers if w.rank == 0 or not self.method.replay]  # the others are sent theirs
+        nets = [net for w in takes for net in (w.stage, *w.auxnets.values(), *([w.head.net] if w.head else []))]
+        targets = any(w.last or w.head is not None for w in takes)
+        return {"inputs": any(net.io.inputs for net in nets), "targets": targets}
 
     def _inputs(self, x: Any, size: int | None) -> list[Tensor]:
         if x is not None:
@@ -112,10 +116,12 @@ class Trainer(Engine):
         found: dict[str, Any] = {"step": self.steps, "method": self.method.name}
         for w in self.workers:
             for name, value in w.take_metrics().items():
-                boundary = int(name.split()[1]) if " " in name else None
+                boundary = int(name.split()[1]) if name.startswith("violation") else None
                 watch.finite(name.split()[0], value, w.rank, boundary, self.steps)
                 found[name] = value
-            if w.rank + 1 in w.betas and not self.method.exact:  # the rank below a boundary weighs it in any case
+            if (
+                w.rank + 1 in w.betas and self.method.aux and not self.method.exact
+            ):  # the rank below a boundary weighs it
                 found[f"beta {w.rank + 1}"] = float(w.betas[w.rank + 1].at(self.steps))
         found["step ms"] = 1e3 * (time.perf_counter() - begin)
         if self.distributed:

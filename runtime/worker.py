@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,10 @@ from lpcompile.runtime.methods.method import Method
 from lpcompile.runtime.settings import Settings
 from lpcompile.runtime.stores import Store
 from lpcompile.runtime.update import Updater
+
+if TYPE_CHECKING:
+    from lpcompile.runtime.heads import Head
+    from lpcompile.runtime.replay import Replay
 
 
 @dataclass(frozen=True)
@@ -53,6 +57,9 @@ class Worker:
         self.stage, self.specs, self.loss = stage, specs, loss
         self.auxnets: dict[int, Net] = {}  # by boundary, as kappanets
         self.kappanets: dict[int, nn.Module] = {}
+        self.head: Head | None = None  # where the stage has a loss of its own
+        self.replay: Replay | None = None
+        self.onward: tuple[int, ...] = ()  # inputs of the model that stages above take, for offers
         self.differentiable = {k: differentiable(found) for k, found in specs.items()}
         self.values: dict[Key, Any] = {}
         self.batches: dict[int, MicroBatch] = {}
@@ -122,9 +129,9 @@ class Worker:
         """The tensors of boundary k that have gradients."""
         return tuple(tensors[i] for i in self.differentiable[k])
 
-    def leaves(self, k: int, tensors: Sequence[Tensor]) -> Tensors:
+    def leaves(self, k: int, tensors: Sequence[Tensor], gradients: bool = True) -> Tensors:
         """The boundary's tensors as inputs of a stage: cut from what they came from, ready to take gradients."""
-        wanted = self.differentiable[k]
+        wanted = self.differentiable[k] if gradients else ()
         return tuple(t.detach().requires_grad_() if i in wanted else t.detach() for i, t in enumerate(tensors))
 
     def cast(self, k: int, tensors: Sequence[Tensor]) -> Tensors:

@@ -6,6 +6,7 @@ from difflib import get_close_matches
 
 from lpcompile.errors import UsageError
 from lpcompile.runtime.methods.bp import BP
+from lpcompile.runtime.methods.dgl import DGL, DGL_ASYNC
 from lpcompile.runtime.methods.lagrangian import LAGRANGIAN
 from lpcompile.runtime.methods.method import Method, ScheduleOptions
 from lpcompile.runtime.methods.multiplier import MULTIPLIER
@@ -14,7 +15,8 @@ from lpcompile.runtime.methods.pipelines import GPIPE, ONE_F_ONE_B, ZERO_BUBBLE
 from lpcompile.runtime.methods.stored import STORED
 from lpcompile.runtime.methods.warmup import WARMUP, WARMUP_STORED
 
-METHODS = {m.name: m for m in (BP, GPIPE, ONE_F_ONE_B, ZERO_BUBBLE, PENALTY, STORED, LAGRANGIAN, MULTIPLIER)}
+EXACT = (BP, GPIPE, ONE_F_ONE_B, ZERO_BUBBLE)
+METHODS = {m.name: m for m in (*EXACT, PENALTY, STORED, LAGRANGIAN, MULTIPLIER, DGL, DGL_ASYNC)}
 HELPERS = {m.name: m for m in (WARMUP, WARMUP_STORED)}
 
 __all__ = ["HELPERS", "METHODS", "Method", "ScheduleOptions", "get_method"]

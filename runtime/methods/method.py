@@ -68,6 +68,8 @@ class Method:
     indices: bool = False  # needs to know which samples are in a batch
     exact: bool = False  # gives plain training's gradients
     beta: str = "rising"  # the rule of β where nobody says another
+    heads: bool = False  # every stage has a loss of its own, and no gradient crosses a boundary
+    replay: bool = False  # boundaries have replay buffers: ranks may be many steps apart
 
 
 def hosts_of(plan: Plan, options: ScheduleOptions) -> dict[int, int]:

@@ -27,6 +27,7 @@ METHODS = {
     "penalty-stored": {},
     "lagrangian": {},
     "multiplier": {"micro": 2, "accumulate": 2},
+    "dgl": {"micro": 2},
     "warm-up": {"method": "multiplier", "warmup": 7, "autocast": torch.float16, "micro": 2},
 }
 STEPS = 8  # two epochs of four
@@ -62,6 +63,7 @@ def trainer(K, method="penalty", seed=0, model=None, optimizer=adam, **options):
 
 def auxnet_state(t):
     nets = [(k, net.module) for w in t.workers for k, net in w.auxnets.items()]
+    nets += [("head", w.head.net.module) for w in t.workers if w.head is not None]
     return {f"{k} {n}": v for k, module in nets for n, v in module.state_dict().items()}
 
 

@@ -23,7 +23,7 @@ def one_thread():
     torch.set_num_threads(threads)
 
 
-@pytest.mark.parametrize("method", ["penalty", "multiplier"])
+@pytest.mark.parametrize("method", ["penalty", "multiplier", "dgl"])
 def test_fit_leaves_the_weights_that_one_process_would_find(method, one_thread):
     rate = 0.05
     data = batches(4, dtype=torch.float32)
@@ -45,7 +45,7 @@ def test_fit_leaves_the_weights_that_one_process_would_find(method, one_thread):
     assert found["test recalibrated loss"] == pytest.approx(trainer.evaluate(data)["loss"], abs=1e-6)
     for name, tensor in trainer.state_dict().items():
         assert torch.equal(tensor, there.module.state_dict()[name]), name
-    for mine, other in zip(here.auxnets, there.auxnets, strict=True):
+    for mine, other in zip((*here.auxnets, *here.heads), (*there.auxnets, *there.heads), strict=True):
         assert all(
             torch.equal(a, b) for a, b in zip(mine.state_dict().values(), other.state_dict().values(), strict=True)
         )

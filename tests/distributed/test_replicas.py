@@ -18,6 +18,7 @@ CASES = [
     ("penalty", {"psi": "l2", "beta": 1.0}),
     ("penalty", {"psi": "l2", "beta": 1.0, "clip": 0.05, "clip_scope": "global"}),
     ("multiplier", {"psi": "l2", "beta": 1.0, "micro": 2}),
+    ("dgl", {"clip": 0.0}),
 ]
 
 

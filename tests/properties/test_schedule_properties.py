@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 
 from lpcompile.errors import ScheduleError
 from lpcompile.runtime.methods import HELPERS, METHODS, ScheduleOptions
-from lpcompile.schedule import STEPWISE, Ref, Schedule
+from lpcompile.schedule import STEPWISE, Builder, Ref, Schedule, build
 from lpcompile.verify import verify
 
 ALL = {**METHODS, **HELPERS}
-COMPUTATIONS = ("forward", "backward", "backward_input", "aux_forward", "penalize", "correct", "recall", "kappa")
+COMPUTATIONS = ("forward", "backward", "backward_input", "aux_forward", "penalize", "correct", "recall", "kappa",
+                "head")  # fmt: skip
 
 
 def plan(hosts):
@@ -52,7 +53,7 @@ class Play:
 
     def __init__(self, schedule: Schedule, steps: int) -> None:
         self.K, self.M = schedule.K, schedule.micro
-        self.posted, self.sent, self.met = {}, set(), {}
+        self.posted, self.sent, self.met, self.offered = {}, set(), {}, set()
         self.values = [set() for _ in schedule.ranks]
         flush = -(-schedule.lag // self.M)
         self.todo = [
@@ -87,6 +88,8 @@ class Play:
         if item.op == "recv":
             self.posted[rank, writes[0]] = item.peer
             return True
+        if item.op == "draw" and (item.peer, rank, *writes[0][:2]) not in self.offered:
+            return False
         if item.op == "wait" and (rank, writes[0]) not in self.sent:
             return False
         assert all(key in self.values[rank] for key in reads), f"rank {rank}: {item}"
@@ -94,6 +97,8 @@ class Play:
             if self.posted.get((item.peer, reads[0])) != rank:
                 return False
             self.sent.add((item.peer, reads[0]))
+        if item.op == "offer":
+            self.offered.add((rank, item.peer, *reads[0][:2]))
         self.values[rank].update(writes)
         return True
 
@@ -128,6 +133,7 @@ def pick(draw, schedule, *ops):
 
 
 DAMAGE = {}
+REPLAYED = ("offer_nothing", "draw_nothing", "draw_from_another_rank")
 
 
 def damage(function):
@@ -240,6 +246,30 @@ def send_before_it_is_made(draw, schedule):
     return with_rank(schedule, rank, [*items[: made[0]], send, *items[made[0] :]])
 
 
+def without(schedule, rank, op):
+    return with_rank(schedule, rank, [item for item in schedule.ranks[rank] if item.op != op])
+
+
+@damage
+def offer_nothing(draw, schedule):
+    return without(schedule, pick(draw, schedule, "offer")[0], "offer")
+
+
+@damage
+def draw_nothing(draw, schedule):
+    return without(schedule, pick(draw, schedule, "draw")[0], "draw")
+
+
+@damage
+def draw_from_another_rank(draw, schedule):
+    rank, i = pick(draw, schedule, "draw")
+    assume(schedule.K > 2)
+    items = list(schedule.ranks[rank])
+    peer = draw(st.sampled_from([r for r in range(schedule.K) if r not in (rank, items[i].peer)]))
+    items[i] = replace(items[i], peer=peer)
+    return with_rank(schedule, rank, items)
+
+
 @damage
 def forget_a_computation(draw, schedule):
     rank, i = pick(draw, schedule, *COMPUTATIONS)
@@ -272,7 +302,7 @@ def miss_a_meeting(draw, schedule):
 @given(data=st.data())
 def test_a_damaged_schedule_is_refused(kind, data):
     least_micro = 2 if kind == "swap_receives" else 1
-    methods = ("multiplier",) if kind == "too_few_buffers" else tuple(ALL)
+    methods = ("multiplier",) if kind == "too_few_buffers" else ("dgl-async",) if kind in REPLAYED else tuple(ALL)
     schedule = data.draw(schedules(methods, least=2))
     assume(schedule.micro >= least_micro)
     broken = DAMAGE[kind](data.draw, schedule)
@@ -306,6 +336,22 @@ def test_two_ranks_that_wait_for_each_other_are_refused():
     first.insert(next(n for n, i in enumerate(first) if i.op == "send"), wait)
     with pytest.raises(ScheduleError, match="rank 0, instruction .* waits in a circle: the ranks would hang"):
         verify(replace(schedule, ranks=(tuple(first), tuple(second))))
+
+
+def test_two_ranks_that_draw_before_they_offer_are_refused():
+    first, second = Builder(0), Builder(1)
+    for b, peer in ((first, 1), (second, 0)):
+        b.draw("X", 1 + peer, 0, peer)
+        b.do("forward", reads=[("X", 1 + peer)], writes=[("X", 1 + b.rank)])
+        b.offer("X", 1 + b.rank, 0, peer)
+    with pytest.raises(ScheduleError, match="waits in a circle: the ranks would hang"):
+        verify(build("both wait", 1, [first, second]))
+
+
+def test_a_draw_of_what_nobody_offers_is_refused():
+    schedule = METHODS["dgl-async"].schedule(plan([0, 1]), ScheduleOptions())
+    with pytest.raises(ScheduleError, match=r"rank 1, instruction 0 \(draw X1 from 0\): rank 0 has no offer for it"):
+        verify(without(schedule, 0, "offer"))
 
 
 def test_errors_name_rank_and_instruction():

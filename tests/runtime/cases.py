@@ -57,6 +57,12 @@ CASES = [
     Case("warm-up, then skewed", "multiplier", {"warmup": 2, "micro": 2}, hosts=1),
     Case("the program's own AuxNets", "multiplier", {"micro": 2}, "resnet"),
     Case("AuxNets tied to their stages", "multiplier", {"micro": 2}, "tied resnet"),
+    Case("dgl", "dgl", {"micro": 2}),
+    Case("dgl, dropout, clipped globally", "dgl", {"clip_scope": "global", "accumulate": 2}, "dropout"),
+    Case("dgl, tied", "dgl", {}, "wide"),
+    Case("dgl, integers, float16, checkpoint", "dgl", {"autocast": torch.float16, "checkpoint": True}, "routed"),
+    Case("dgl, images", "dgl", {"micro": 2}, "resnet"),
+    Case("dgl, then bp", "dgl", {}, switch="bp"),
     Case("switch", "multiplier", {"micro": 2}, switch="bp"),
 ]
 
@@ -91,6 +97,7 @@ def train(case: Case, K: int) -> dict[str, Any]:
     shown = trainer.evaluate(data[:2], recalibrate=data[:3], aux=True)
     learnt = {f"{k} {n}": t for w in trainer.workers for k, net in w.auxnets.items()
                for n, t in net.module.state_dict().items()}  # fmt: skip
+    learnt |= {f"head {w.rank} {n}": t for w in trainer.workers if w.head for n, t in w.head.state()[0].items()}
     numbers = [{k: v for k, v in m.items() if " ms" not in k} for m in metrics]
     return {"model": trainer.state_dict(), "auxnets": learnt, "metrics": numbers, "evaluation": shown}
 
