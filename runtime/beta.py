@@ -4,13 +4,12 @@
 >>> parse({0: 0.5, 1000: 1.0, 4000: 3.0})         # from these steps on
 >>> exponential(0.5, 3.0, steps=5000)             # smoothly
 >>> adaptive(0.5, target=0.05, most=10.0)         # up while the violation is above the target, down while below
->>> relative(0.5, 4.0)                            # in proportion to what the loss wants of λ, rising
+>>> relative(20.0)                                # by what the loss wants of λ
 
 Why `relative`: under `multiplier` a stage minimises p·X + β ψ(λ, X), which for the scale-free ψ is a regression of X
-on λ - p |X|²/(2β): a step away from λ of |p||X|/(2β) times X's own size, and nothing but β keeps it short, for p is
-taken at λ and does not see where X goes. |p||X| was 20 for a small ResNet and 200 for a small ViT at their first step,
-and falls as they learn, so no constant serves both. With β = c |p||X| the step is 1/(2c) for every model.
-c rises: loose at first, when everything moves, and tight at the end, when the stages must fit together as one model.
+on λ - p |X|²/(2β). Nothing but β keeps that step short, for p is taken at λ and does not see where X goes; to first
+order it changes the loss by (|p||X|)²/(2β). |p||X| was 20 for a small ResNet and 200 for a small ViT at their first
+step, and falls as they learn, so no constant serves both: β = (|p||X|)²/tolerance asks the same of every model.
 """
 
 from __future__ import annotations
@@ -24,13 +23,9 @@ from torch import Tensor
 
 from lpcompile.errors import UsageError
 
-LOOSE, TIGHT = 0.5, 4.0  # relative: X is asked to leave λ by its own size at first, by an eighth of it at the end
-UNKNOWN = 10.0  # relative, before the first p has come
-START, END, STEPS = (
-    0.5,
-    3.0,
-    2000,
-)  # rising, the default for most methods: a small β at first, or λ = X = constant is the easiest way out
+TOLERANCE, LEAST = 20.0, 3.0  # relative: in units of the loss, smaller is tighter; and the smallest β
+# rising, the default of most methods: a small β at first, or λ = X = constant is the easiest way out
+START, END, STEPS = 0.5, 3.0, 2000
 
 
 @dataclass(frozen=True)
@@ -74,10 +69,10 @@ class BetaState:
     def at(self, step: int) -> float | Tensor:
         if self.rule.kind == "adaptive":
             return self.now
-        found = self.rule.at(step, self.total)
         if self.rule.kind == "relative":
-            return found * self.now if isinstance(self.now, Tensor) else UNKNOWN
-        return found
+            wanted = self.now * self.now / self.rule.target
+            return wanted.clamp(min=self.rule.start) if isinstance(wanted, Tensor) else self.rule.start
+        return self.rule.at(step, self.total)
 
     def saw(self, violation: float) -> None:
         if self.rule.kind == "adaptive":
@@ -102,9 +97,9 @@ def adaptive(start: float = START, *, target: float = 0.05, most: float = 10.0, 
     return Beta("adaptive", _positive(start), _positive(most), target=_positive(target), rate=_positive(rate))
 
 
-def relative(start: float = LOOSE, end: float = TIGHT, *, steps: int = 0, rate: float = 0.05) -> Beta:
-    """start, end: β as a multiple of |p||X|, at first and after `steps`; rate: of the running mean."""
-    return Beta("relative", _positive(start), _positive(end), steps, rate=_positive(rate))
+def relative(tolerance: float = TOLERANCE, *, least: float = LEAST, rate: float = 0.05) -> Beta:
+    """least: the smallest β, also until the first p has come; rate: of the running mean of |p||X|."""
+    return Beta("relative", _positive(least), target=_positive(tolerance), rate=_positive(rate))
 
 
 def parse(given: Any, default: str = "rising") -> Beta:

@@ -119,10 +119,9 @@ class Trainer(Engine):
                 boundary = int(name.split()[1]) if name.startswith("violation") else None
                 watch.finite(name.split()[0], value, w.rank, boundary, self.steps)
                 found[name] = value
-            if (
-                w.rank + 1 in w.betas and self.method.aux and not self.method.exact
-            ):  # the rank below a boundary weighs it
-                found[f"beta {w.rank + 1}"] = float(w.betas[w.rank + 1].at(self.steps))
+            above = w.rank + 1  # the rank below a boundary weighs it in any case
+            if above in w.betas and self.method.aux and not self.method.exact:
+                found[f"beta {above}"] = float(w.betas[above].at(self.steps))
         found["step ms"] = 1e3 * (time.perf_counter() - begin)
         if self.distributed:
             found["wait ms"] = 1e3 * self.workers[0].waited
