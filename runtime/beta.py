@@ -9,7 +9,8 @@
 Why `relative`: under `multiplier` a stage minimises p·X + β ψ(λ, X), which for the scale-free ψ is a regression of X
 on λ - p |X|²/(2β). Nothing but β keeps that step short, for p is taken at λ and does not see where X goes; to first
 order it changes the loss by (|p||X|)²/(2β). |p||X| was 20 for a small ResNet and 200 for a small ViT at their first
-step, and falls as they learn, so no constant serves both: β = (|p||X|)²/tolerance asks the same of every model.
+step, and falls as they learn, so no constant serves both: β = (|p||X|)²/tolerance asks the same of every model, up
+to a multiple of |p||X|: a penalty whose gradient is many times the loss's makes λ = X = constant, or SGD overshoot.
 """
 
 from __future__ import annotations
@@ -23,7 +24,11 @@ from torch import Tensor
 
 from lpcompile.errors import UsageError
 
-TOLERANCE, LEAST = 20.0, 3.0  # relative: in units of the loss, smaller is tighter; and the smallest β
+TOLERANCE, LEAST, MOST = (
+    40.0,
+    3.0,
+    3.0,
+)  # relative: in units of the loss; the smallest β; the largest |p||X| times so much
 # rising, the default of most methods: a small β at first, or λ = X = constant is the easiest way out
 START, END, STEPS = 0.5, 3.0, 2000
 
@@ -70,8 +75,9 @@ class BetaState:
         if self.rule.kind == "adaptive":
             return self.now
         if self.rule.kind == "relative":
-            wanted = self.now * self.now / self.rule.target
-            return wanted.clamp(min=self.rule.start) if isinstance(wanted, Tensor) else self.rule.start
+            if not isinstance(self.now, Tensor):
+                return self.rule.start
+            return (self.now * (self.now / self.rule.target).clamp(max=self.rule.end)).clamp(min=self.rule.start)
         return self.rule.at(step, self.total)
 
     def saw(self, violation: float) -> None:
@@ -97,9 +103,10 @@ def adaptive(start: float = START, *, target: float = 0.05, most: float = 10.0, 
     return Beta("adaptive", _positive(start), _positive(most), target=_positive(target), rate=_positive(rate))
 
 
-def relative(tolerance: float = TOLERANCE, *, least: float = LEAST, rate: float = 0.05) -> Beta:
-    """least: the smallest β, also until the first p has come; rate: of the running mean of |p||X|."""
-    return Beta("relative", _positive(least), target=_positive(tolerance), rate=_positive(rate))
+def relative(tolerance: float = TOLERANCE, *, least: float = LEAST, most: float = MOST, rate: float = 0.05) -> Beta:
+    """least: the smallest β, also until the first p has come; most: β is at most so many times |p||X|, or the penalty
+    outweighs the loss; rate: of the running mean of |p||X|."""
+    return Beta("relative", _positive(least), _positive(most), target=_positive(tolerance), rate=_positive(rate))
 
 
 def parse(given: Any, default: str = "rising") -> Beta:

@@ -67,9 +67,9 @@ def test_adaptive_beta_rises_above_the_target_and_falls_below_it():
 
 
 def test_relative_beta_follows_the_gradient_in_a_running_mean():
-    state = beta.BetaState(beta.relative(10.0, least=4.0, rate=0.5))
+    state = beta.BetaState(beta.relative(10.0, least=4.0, most=3.0, rate=0.5))
     assert state.at(0) == 4.0  # until the first p has come
-    for pull, expected in ((10.0, 10.0), (30.0, 40.0), (0.0, 10.0), (0.0, 4.0)):
+    for pull, expected in ((10.0, 10.0), (30.0, 40.0), (0.0, 10.0), (0.0, 4.0), (95.0, 150.0)):
         state.felt(torch.tensor(pull))
         assert float(state.at(0)) == expected
     state.use(beta.constant(1.0), None)
