@@ -25,7 +25,7 @@ VERSION = 1
 
 # What a Ref can name. The first ones travel between ranks; the others stay where they are made.
 MESSAGES = ("lam", "X", "p", "kappa")
-LOCAL = ("graph", "aux", "d", "g")
+LOCAL = ("graph", "aux", "d", "g", "W", "random")
 
 OPS = {
     "recv": "post the receive of a tensor from `peer` into its buffer",
@@ -33,7 +33,9 @@ OPS = {
     "send": "start to send a tensor to `peer`",
     "aux_forward": "AuxNet of `boundary` makes λ",
     "recall": "λ of `boundary` from the store of samples",
-    "forward": "the rank's stage, from λ (or X) to X or the loss",
+    "stash": "the weights of now are kept for a micro-batch's forward and backward",
+    "forward": "the rank's stage, from λ (or X) to X or the loss; without a graph where none is written",
+    "replay": "the stage again, from its kept input with the weights of now, for the backward",
     "penalize": "d = ∂ψ/∂λ of `boundary`, and its violation",
     "kappa": "κ of `boundary` from its store or its network",
     "backward": "the stage's backward, giving p for the boundary below it",
@@ -48,6 +50,7 @@ OPS = {
 }
 COLLECTIVE = ("tied", "norm")
 STEPWISE = ("average", *COLLECTIVE, "step")  # once a step, not once a micro-batch
+STAGEWISE = ("stash", "forward", "replay", "backward")  # of the rank's stage, not of a boundary
 
 
 @dataclass(frozen=True, order=True)
@@ -86,7 +89,7 @@ class Instruction:
             return f"wait {self.ref}"
         if self.op in STEPWISE:
             return self.op
-        at = f" {self.boundary}" if self.op not in ("forward", "backward") else ""
+        at = f" {self.boundary}" if self.op not in STAGEWISE else ""
         return f"{self.op}{at}" + (f" [{self.slot:+d}]" if self.slot else "")
 
 
@@ -129,12 +132,15 @@ class Schedule:
         return Schedule.from_json(json.loads(Path(path).read_text()))
 
     def __str__(self) -> str:
+        from lpcompile.staleness import staleness
         from lpcompile.tables import table
 
         longest = max(map(len, self.ranks))
         rows = [[str(rank[i]) if i < len(rank) else "" for rank in self.ranks] for i in range(longest)]
         micro = f", {self.micro} micro-batches a step" if self.micro > 1 else ""
-        return f"{self.method}: K = {self.K}{micro}\n\n" + table(rows, [f"rank {r}" for r in range(self.K)])
+        late = staleness(self)
+        stale = f", staleness {', '.join(map(str, late))}" if any(late) else ""
+        return f"{self.method}: K = {self.K}{micro}{stale}\n\n" + table(rows, [f"rank {r}" for r in range(self.K)])
 
 
 def _plain(i: Instruction) -> dict[str, Any]:
