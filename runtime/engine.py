@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
@@ -20,11 +21,13 @@ from lpcompile.runtime.settings import Settings, settings
 from lpcompile.runtime.team import Factory, add_auxnets, add_kappanet, aux_nets, make_worker
 from lpcompile.runtime.worker import Net, Worker
 from lpcompile.schedule import Schedule
+from lpcompile.staleness import staleness
 from lpcompile.verify import verify
 
 if TYPE_CHECKING:
     from lpcompile.program import Program
 
+log = logging.getLogger("lpcompile")
 SAMPLES, MICRO = 8, 4  # by default at most so many micro-batches, of at least so many samples
 Prepared = tuple[Schedule, dict[int, tuple[Op, ...]]]
 
@@ -138,7 +141,8 @@ class Engine:
                     if f"{w.rank} {name}" not in self.schedulers:
                         self.schedulers[f"{w.rank} {name}"] = self._scheduler(optimizer)
         warm = self.plan.K > 1 and s.warmup > self.steps and not target.exact
-        self._use(get_method("warmup-stored" if target.aux == "store" else "warmup") if warm else target)
+        helpers = {"store": "warmup-stored", "auxnet": "warmup", "": "bp"}
+        self._use(get_method(helpers[target.aux]) if warm else target)
 
     def _recursive(self) -> bool:
         """Whether AuxNets start from the model's input: as asked for, or as the program's own were made."""
@@ -160,17 +164,30 @@ class Engine:
         self.micro = self._micro(method)
         self.schedule, _ = self._prepared = self._prepare(method)
         self._exact = self._prepare(get_method("warmup-stored")) if method.name == "penalty-stored" else None
+        self._say_staleness()
         for w in self.workers:
             w.settings = self.settings
             w.updater.clip = self._clip(method)
             for beta in w.betas.values():
                 beta.use(self.settings.rule, self.settings.total_steps)
 
+    @property
+    def staleness(self) -> tuple[int, ...]:
+        """For each rank, by how many updates its gradients are late: see `lpcompile.staleness`."""
+        return staleness(self.schedule)
+
+    def _say_staleness(self) -> None:
+        late = self.staleness
+        if self.main and any(late):
+            log.info("%s: gradients are late by %s steps on ranks 0 to %d", self.method.name,
+                     ", ".join(map(str, late)), self.plan.K - 1)  # fmt: skip
+
     def _micro(self, method: Method) -> int:
-        return self.settings.micro if self.settings.micro is not None else default_micro(method, self.plan)
+        s = self.settings
+        return s.micro if s.micro is not None else default_micro(method, self.plan, s.stash)
 
     def _clip(self, method: Method) -> float:
-        return self.settings.clip_norm(method.exact or self.plan.K == 1)
+        return self.settings.clip_norm(method.exact or method.delayed or self.plan.K == 1)
 
     def _prepare(self, method: Method) -> Prepared:
         s = self.settings
@@ -178,6 +195,7 @@ class Engine:
         options = ScheduleOptions(
             micro=self.micro,
             lockstep=s.lockstep,
+            stash=s.stash,
             recursive=self._recursive(),
             kappa=s.kappa,
             hosts=tuple(self._hosts().values()),
@@ -254,8 +272,10 @@ class Engine:
         return handshake.merge(metrics, self.transport.control)
 
 
-def default_micro(method: Method, plan: Plan) -> int:
+def default_micro(method: Method, plan: Plan, stash: str = "all") -> int:
     """Micro-batches a step where nobody says how many."""
+    if method.name == "pipedream" and stash == "2bw":
+        return plan.K
     if method.name != "multiplier" or plan.K == 1 or not plan.batch_free:
         return 1
     return max(1, min(MICRO, (plan.batch or 1) // SAMPLES))

@@ -7,11 +7,11 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from lpcompile.runtime import psi, watch
+from lpcompile.runtime import psi, versions, watch
 from lpcompile.runtime.kappa import rows
 from lpcompile.runtime.methods.method import Terms
 from lpcompile.runtime.stores import Store
-from lpcompile.runtime.worker import Worker
+from lpcompile.runtime.worker import Worker, get_random, set_random
 from lpcompile.schedule import Instruction
 
 Handler = Callable[[Worker, Instruction, int], Iterator[None] | None]
@@ -46,12 +46,16 @@ def recall(w: Worker, item: Instruction, slot: int) -> None:
 
 
 def forward(w: Worker, item: Instruction, slot: int) -> None:
-    """X_{k+1} = stage_k(λ_k), or the loss."""
-    lams: tuple[Tensor, ...] = ()
-    if item.reads:
-        ref = item.reads[0]
-        lams = w.leaves(w.rank, w.values[ref.kind, ref.boundary, slot])
-    found, loss = w.run_stage(lams, slot)
+    """X_{k+1} = stage_k(λ_k), or the loss; the graph is kept where the schedule says so."""
+    if any(ref.kind == "random" for ref in item.writes):
+        w.values["random", w.rank, slot] = get_random(w.device)
+        with torch.no_grad():
+            found, _ = w.run_stage(stage_input(w, item, slot), slot)
+        w.values["X", w.rank + 1, slot] = found
+        return
+    lams = stage_input(w, item, slot)
+    with versions.held(w, slot):
+        found, loss = w.run_stage(lams, slot)
     leaves = w.pick(w.rank, lams) if lams else ()
     if loss is not None:
         batch = w.batches[slot]
@@ -61,6 +65,24 @@ def forward(w: Worker, item: Instruction, slot: int) -> None:
     else:
         w.values["graph", w.rank, slot] = (leaves, w.pick(w.rank + 1, found))
         w.values["X", w.rank + 1, slot] = tuple(t.detach() for t in found)
+
+
+def stage_input(w: Worker, item: Instruction, slot: int) -> tuple[Tensor, ...]:
+    """λ or X from the boundary below, ready to take gradients; nothing on the first rank."""
+    ref = next((ref for ref in item.reads if ref.kind in ("lam", "X")), None)
+    return () if ref is None else w.leaves(w.rank, w.values[ref.kind, ref.boundary, slot])
+
+
+def replay(w: Worker, item: Instruction, slot: int) -> None:
+    """The stage's forward once more, now with a graph: the same input and random numbers, the weights of now."""
+    lams, now = stage_input(w, item, slot), get_random(w.device)
+    set_random(w.device, w.values["random", w.rank, slot])
+    try:
+        with w.statistics_kept(w.stage.module):
+            found, _ = w.run_stage(lams, slot)
+    finally:
+        set_random(w.device, now)
+    w.values["graph", w.rank, slot] = (w.pick(w.rank, lams) if lams else (), w.pick(w.rank + 1, found))
 
 
 def penalize(w: Worker, item: Instruction, slot: int) -> None:
@@ -82,13 +104,14 @@ def penalize(w: Worker, item: Instruction, slot: int) -> None:
 def backward(w: Worker, item: Instruction, slot: int) -> None:
     """The stage's backward from the loss, or from what the method makes of d, p and κ at X_{k+1}."""
     leaves, ends = w.values["graph", w.rank, slot]
-    if w.last:
-        ends.backward()
-    else:
-        seeds = w.method.adjoint(terms(w, item, w.rank + 1, slot))
-        pairs = [(end, seed) for end, seed in zip(ends, seeds, strict=True) if end.requires_grad]
-        if pairs:
-            torch.autograd.backward([end for end, _ in pairs], [seed for _, seed in pairs])
+    with versions.held(w, slot):
+        if w.last:
+            ends.backward()
+        else:
+            seeds = w.method.adjoint(terms(w, item, w.rank + 1, slot))
+            pairs = [(end, seed) for end, seed in zip(ends, seeds, strict=True) if end.requires_grad]
+            if pairs:
+                torch.autograd.backward([end for end, _ in pairs], [seed for _, seed in pairs])
     w.updater.due.add("stage")
     w.values["graph", w.rank, slot] = None
     stash_tied(w)
@@ -221,7 +244,8 @@ def norm(w: Worker, item: Instruction, slot: int) -> Iterator[None]:
 def step(w: Worker, item: Instruction, slot: int) -> Iterator[None]:
     """Optimizers step. In one process a tied parameter is one tensor: its other users wait until it is done."""
     if w.apply:
-        w.updater.apply(w.norms)
+        with versions.apart(w):
+            w.updater.apply(w.norms)
     if w.shared:
         for name in w.tied:
             yield from gather(w, f"stepped {name}", w.owners[name], torch.zeros(()))
@@ -238,7 +262,9 @@ def gather(w: Worker, name: str, ranks: Sequence[int], tensor: Tensor) -> Genera
 HANDLERS: dict[str, Handler] = {
     "aux_forward": aux_forward,
     "recall": recall,
+    "stash": versions.stash,
     "forward": forward,
+    "replay": replay,
     "penalize": penalize,
     "kappa": kappa,
     "backward": backward,

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from lpcompile.runtime import versions
 from lpcompile.runtime.worker import Worker
 
 
@@ -23,6 +24,7 @@ def of(w: Worker) -> dict[str, int]:
         "optimizer": _bytes(states),
         "buffers": _bytes(b for m in modules for b in m.buffers()),
         "messages": _bytes(t for ts in getattr(w.transport, "buffers", {}).values() for t in ts),
+        "versions": _bytes(versions.older_tensors(w)),
         "stores": _bytes(t for store in w.stores.values() for t in store.rows),
     }
 

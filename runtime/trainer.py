@@ -115,7 +115,7 @@ class Trainer(Engine):
                 boundary = int(name.split()[1]) if " " in name else None
                 watch.finite(name.split()[0], value, w.rank, boundary, self.steps)
                 found[name] = value
-            for k in w.betas if not self.method.exact else ():
+            for k in w.betas if self.method.aux and not self.method.exact else ():
                 found[f"beta {k}"] = w.betas[k].at(self.steps)
         found["step ms"] = 1e3 * (time.perf_counter() - begin)
         if self.distributed:
@@ -134,13 +134,14 @@ class Trainer(Engine):
 
     def _decouple(self, metrics: dict[str, Any]) -> None:
         """End the warm-up when it is long enough or λ is near enough to X, on all ranks at once."""
-        if self.method is self.target or not self.method.name.startswith("warmup"):
+        if self.method is self.target:
             return
         over = self.steps >= self.settings.warmup
-        if over or (self.settings.warmup_violation and self.steps % AGREE_EVERY == 0):
+        if over or (self.target.aux and self.settings.warmup_violation and self.steps % AGREE_EVERY == 0):
             worst = max((v for name, v in self.gather(metrics).items() if name.startswith("violation")), default=0.0)
             if over or worst < self.settings.warmup_violation:
-                self.violation_at_start = worst
+                if self.target.aux:
+                    self.violation_at_start = worst
                 log.info("step %d: decoupled after a warm-up, largest violation %.3g", self.steps, worst)
                 self._use(self.target)
 

@@ -73,6 +73,7 @@ class Worker:
         self.look = False  # whether this step's boundaries are checked for collapse
         self.norms: list[Tensor] | None = None
         self.shares_stage: set[int] = set()  # boundaries whose AuxNet runs on the stage's own weights
+        self.trained: list[nn.Parameter] = []  # all that training changes in the stage, also through another rank
         self.tied: dict[str, nn.Parameter] = {}  # parameters that other ranks have too
         self.tied_gradients: dict[str, Tensor] = {}
         self.owners: dict[str, tuple[int, ...]] = {}
@@ -197,13 +198,13 @@ class Worker:
         if self.random is None:
             yield
             return
-        outside = _get_random(self.device)
-        _set_random(self.device, self.random)
+        outside = get_random(self.device)
+        set_random(self.device, self.random)
         try:
             yield
         finally:
-            self.random = _get_random(self.device)
-            _set_random(self.device, outside)
+            self.random = get_random(self.device)
+            set_random(self.device, outside)
 
 
 def differentiable(specs: Sequence[TensorSpec]) -> tuple[int, ...]:
@@ -221,12 +222,12 @@ def _random_state(rank: int) -> list[Tensor]:
     return states
 
 
-def _get_random(device: torch.device) -> list[Tensor]:
+def get_random(device: torch.device) -> list[Tensor]:
     states = [torch.get_rng_state()]
     return [*states, torch.cuda.get_rng_state(device)] if device.type == "cuda" else states
 
 
-def _set_random(device: torch.device, states: list[Tensor]) -> None:
+def set_random(device: torch.device, states: list[Tensor]) -> None:
     torch.set_rng_state(states[0])
     if device.type == "cuda" and len(states) > 1:
         torch.cuda.set_rng_state(states[1], device)

@@ -6,14 +6,16 @@ from difflib import get_close_matches
 
 from lpcompile.errors import UsageError
 from lpcompile.runtime.methods.bp import BP
+from lpcompile.runtime.methods.fr import FR
 from lpcompile.runtime.methods.lagrangian import LAGRANGIAN
 from lpcompile.runtime.methods.method import Method, ScheduleOptions
 from lpcompile.runtime.methods.multiplier import MULTIPLIER
 from lpcompile.runtime.methods.penalty import PENALTY
+from lpcompile.runtime.methods.pipedream import DDG, PIPEDREAM
 from lpcompile.runtime.methods.stored import STORED
 from lpcompile.runtime.methods.warmup import WARMUP, WARMUP_STORED
 
-METHODS = {m.name: m for m in (BP, PENALTY, STORED, LAGRANGIAN, MULTIPLIER)}
+METHODS = {m.name: m for m in (BP, PENALTY, STORED, LAGRANGIAN, MULTIPLIER, PIPEDREAM, DDG, FR)}
 HELPERS = {m.name: m for m in (WARMUP, WARMUP_STORED)}
 
 __all__ = ["HELPERS", "METHODS", "Method", "ScheduleOptions", "get_method"]

@@ -20,7 +20,7 @@ class ScheduleOptions:
     micro: micro-batches a step. lockstep: `multiplier` without skew. recursive: every AuxNet starts from the model's
     input. kappa: "stored" or "auxnet". hosts: the rank of each boundary's AuxNet where it is not the plan's. tied: some
     parameters live in several stages. norm: the gradient's norm is taken over all ranks. replicas:
-    how many train side by side, each on its part of the batch.
+    how many train side by side, each on its part of the batch. stash: how `pipedream` keeps weights, "all" or "2bw".
     """
 
     micro: int = 1
@@ -31,6 +31,7 @@ class ScheduleOptions:
     tied: bool = False
     norm: bool = False
     replicas: int = 1
+    stash: str = "all"
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,7 @@ class Method:
     aux: str = ""  # how λ is made: "" (there is none), "auxnet" or "store"
     indices: bool = False  # needs to know which samples are in a batch
     exact: bool = False  # gives plain training's gradients
+    delayed: bool = False  # gives plain training's gradients, but late
 
 
 def hosts_of(plan: Plan, options: ScheduleOptions) -> dict[int, int]:

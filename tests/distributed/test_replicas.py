@@ -16,6 +16,9 @@ CASES = [
     ("penalty", {"psi": "l2", "beta": 1.0}),
     ("penalty", {"psi": "l2", "beta": 1.0, "clip": 0.05, "clip_scope": "global"}),
     ("multiplier", {"psi": "l2", "beta": 1.0, "micro": 2}),
+    ("pipedream", {"clip": 0.05}),
+    ("pipedream", {"stash": "2bw", "micro": 2}),
+    ("fr", {}),
 ]
 
 

@@ -27,8 +27,10 @@ def plan(hosts):
 def schedules(draw, methods=tuple(ALL), least=1, micro=5):
     K = draw(st.integers(least, 7))
     hosts = [draw(st.sampled_from([k - 1, k])) for k in range(1, K)]
+    count = draw(st.integers(1, micro))
     options = ScheduleOptions(
-        micro=draw(st.integers(1, micro)),
+        micro=count,
+        stash=draw(st.sampled_from(["all", "2bw"])) if count >= K - 1 else "all",
         lockstep=draw(st.booleans()),
         recursive=draw(st.booleans()),
         kappa=draw(st.sampled_from(["stored", "auxnet"])),
@@ -233,7 +235,8 @@ def send_before_it_is_made(draw, schedule):
 
 @damage
 def forget_a_computation(draw, schedule):
-    rank, i = pick(draw, schedule, "forward", "backward", "aux_forward", "penalize", "correct", "recall", "kappa")
+    made = ("stash", "forward", "replay", "backward", "aux_forward", "penalize", "correct", "recall", "kappa")
+    rank, i = pick(draw, schedule, *made)
     items = schedule.ranks[rank]
     assume(items[i].writes)
     readers = [item for item in items if any(w in item.reads for w in items[i].writes)]
@@ -263,7 +266,7 @@ def miss_a_meeting(draw, schedule):
 @given(data=st.data())
 def test_a_damaged_schedule_is_refused(kind, data):
     least_micro = 2 if kind == "swap_receives" else 1
-    methods = ("multiplier",) if kind == "too_few_buffers" else tuple(ALL)
+    methods = ("multiplier", "pipedream", "fr") if kind == "too_few_buffers" else tuple(ALL)
     schedule = data.draw(schedules(methods, least=2))
     assume(schedule.micro >= least_micro)
     broken = DAMAGE[kind](data.draw, schedule)

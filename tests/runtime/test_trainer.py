@@ -180,6 +180,10 @@ OPTIONS = [
     ("lagrangian", {"kappa": "auxnet"}),
     ("multiplier", {"micro": 2, "warmup": 2}),
     ("multiplier", {"micro": 1}),
+    ("pipedream", {"accumulate": 2}),
+    ("pipedream", {"stash": "2bw", "clip": 0.5}),
+    ("ddg", {"warmup": 2}),
+    ("fr", {"micro": 2}),
 ]
 
 
