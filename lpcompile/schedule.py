@@ -50,7 +50,7 @@ OPS = {
 }
 COLLECTIVE = ("tied", "norm")
 STEPWISE = ("average", *COLLECTIVE, "step")  # once a step, not once a micro-batch
-STAGEWISE = ("stash", "forward", "replay", "backward")  # of the rank's stage, not of a boundary
+STAGE_OPS = ("stash", "forward", "replay", "backward")  # of the rank's stage, not of a boundary
 
 
 @dataclass(frozen=True, order=True)
@@ -89,7 +89,7 @@ class Instruction:
             return f"wait {self.ref}"
         if self.op in STEPWISE:
             return self.op
-        at = f" {self.boundary}" if self.op not in STAGEWISE else ""
+        at = f" {self.boundary}" if self.op not in STAGE_OPS else ""
         return f"{self.op}{at}" + (f" [{self.slot:+d}]" if self.slot else "")
 
 

@@ -28,7 +28,7 @@ def _of_rank(items: Sequence[Instruction], M: int) -> int:
     for c in range(M):
         mine = [(item.op, (-(item.slot // M), at)) for at, item in enumerate(items) if item.slot % M == c]
         met = min((time for op, time in mine if op in ("stash", "forward")), default=None)
-        used = max((time for op, time in mine if op == "backward"), default=None)
+        used = max((time for op, time in mine if op.startswith("backward")), default=None)
         if met is not None and used is not None:
             late = max(late, sum(_between(met, used, at) for at in steps))
     return late

@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 from lpcompile.runtime import psi, versions, watch
+from lpcompile.runtime.features import features, replay, stage_input
 from lpcompile.runtime.kappa import rows
 from lpcompile.runtime.methods.method import Terms
 from lpcompile.runtime.stores import Store
-from lpcompile.runtime.worker import Worker, get_random, set_random
+from lpcompile.runtime.worker import Worker
 from lpcompile.schedule import Instruction
 
 Handler = Callable[[Worker, Instruction, int], Iterator[None] | None]
@@ -48,11 +49,7 @@ def recall(w: Worker, item: Instruction, slot: int) -> None:
 def forward(w: Worker, item: Instruction, slot: int) -> None:
     """X_{k+1} = stage_k(λ_k), or the loss; the graph is kept where the schedule says so."""
     if any(ref.kind == "random" for ref in item.writes):
-        w.values["random", w.rank, slot] = get_random(w.device)
-        with torch.no_grad():
-            found, _ = w.run_stage(stage_input(w, item, slot), slot)
-        w.values["X", w.rank + 1, slot] = found
-        return
+        return features(w, item, slot)
     lams = stage_input(w, item, slot)
     with versions.held(w, slot):
         found, loss = w.run_stage(lams, slot)
@@ -65,24 +62,6 @@ def forward(w: Worker, item: Instruction, slot: int) -> None:
     else:
         w.values["graph", w.rank, slot] = (leaves, w.pick(w.rank + 1, found))
         w.values["X", w.rank + 1, slot] = tuple(t.detach() for t in found)
-
-
-def stage_input(w: Worker, item: Instruction, slot: int) -> tuple[Tensor, ...]:
-    """λ or X from the boundary below, ready to take gradients; nothing on the first rank."""
-    ref = next((ref for ref in item.reads if ref.kind in ("lam", "X")), None)
-    return () if ref is None else w.leaves(w.rank, w.values[ref.kind, ref.boundary, slot])
-
-
-def replay(w: Worker, item: Instruction, slot: int) -> None:
-    """The stage's forward once more, now with a graph: the same input and random numbers, the weights of now."""
-    lams, now = stage_input(w, item, slot), get_random(w.device)
-    set_random(w.device, w.values["random", w.rank, slot])
-    try:
-        with w.statistics_kept(w.stage.module):
-            found, _ = w.run_stage(lams, slot)
-    finally:
-        set_random(w.device, now)
-    w.values["graph", w.rank, slot] = (w.pick(w.rank, lams) if lams else (), w.pick(w.rank + 1, found))
 
 
 def penalize(w: Worker, item: Instruction, slot: int) -> None:
@@ -104,11 +83,12 @@ def penalize(w: Worker, item: Instruction, slot: int) -> None:
 def backward(w: Worker, item: Instruction, slot: int) -> None:
     """The stage's backward from the loss, or from what the method makes of d, p and κ at X_{k+1}."""
     leaves, ends = w.values["graph", w.rank, slot]
+    factor = w.rescale(slot)
     with versions.held(w, slot):
         if w.last:
-            ends.backward()
+            ends.backward(None if factor == 1.0 else torch.full_like(ends, factor))
         else:
-            seeds = w.method.adjoint(terms(w, item, w.rank + 1, slot))
+            seeds = times(factor, w.method.adjoint(terms(w, item, w.rank + 1, slot)))
             pairs = [(end, seed) for end, seed in zip(ends, seeds, strict=True) if end.requires_grad]
             if pairs:
                 torch.autograd.backward([end for end, _ in pairs], [seed for _, seed in pairs])
@@ -116,7 +96,12 @@ def backward(w: Worker, item: Instruction, slot: int) -> None:
     w.values["graph", w.rank, slot] = None
     stash_tied(w)
     if item.writes:
-        w.values["p", w.rank, slot] = tuple(torch.zeros_like(t) if t.grad is None else t.grad for t in leaves)
+        found = tuple(torch.zeros_like(t) if t.grad is None else t.grad for t in leaves)
+        w.values["p", w.rank, slot] = times(1 / factor, found)
+
+
+def times(factor: float, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    return tuple(tensors) if factor == 1.0 else tuple(t * factor for t in tensors)
 
 
 def terms(w: Worker, item: Instruction, k: int, slot: int) -> Terms:
@@ -140,7 +125,8 @@ def distil(w: Worker, item: Instruction, slot: int) -> None:
     else:
         with w.statistics_kept(w.auxnets[k].module):
             made = w.run_aux(k, slot)
-    pairs = [(t, g) for t, g in zip(w.pick(k, made), w.values["g", k, slot], strict=True) if t.requires_grad]
+    gradients = times(w.rescale(slot), w.values["g", k, slot])
+    pairs = [(t, g) for t, g in zip(w.pick(k, made), gradients, strict=True) if t.requires_grad]
     if pairs:
         torch.autograd.backward([t for t, _ in pairs], [g for _, g in pairs])
         w.updater.due |= {f"auxnet {k}", "stage"} if k in w.shares_stage else {f"auxnet {k}"}

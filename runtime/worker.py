@@ -99,8 +99,12 @@ class Worker:
         return self.betas[k].at(self.batches[slot].step)
 
     def weight(self, slot: int) -> float:
-        """A micro-batch's share in the gradients of an optimizer step, times the loss scale."""
-        return self.batches[slot].weight / self.settings.accumulate * self.updater.scale
+        """A micro-batch's share in the gradients of an optimizer step, times its loss scale."""
+        return self.batches[slot].weight / self.settings.accumulate * self.batches[slot].scale
+
+    def rescale(self, slot: int) -> float:
+        """From the micro-batch's loss scale to that of now, where gradients are gathered: a power of two."""
+        return self.updater.scale / self.batches[slot].scale
 
     def shapes(self, key: Key) -> Shapes:
         """What a receive needs to know."""

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from lpcompile.errors import ScheduleError
 from lpcompile.runtime.methods import HELPERS, METHODS, ScheduleOptions
 from lpcompile.schedule import STEPWISE, Ref, Schedule
+from lpcompile.staleness import staleness
 from lpcompile.verify import verify
 
 ALL = {**METHODS, **HELPERS}
@@ -106,6 +107,23 @@ def test_every_generated_schedule_is_accepted_and_runs_to_its_end(schedule):
 @given(schedules())
 def test_a_schedule_survives_json(schedule):
     assert Schedule.from_json(schedule.to_json()) == schedule
+
+
+@settings(max_examples=100, deadline=None)
+@given(schedules())
+def test_staleness_is_the_number_of_steps_that_a_play_counts(schedule):
+    found = []
+    for line in Play(schedule, steps=3 + schedule.lag // schedule.micro).todo:
+        steps, met, late = 0, {}, 0
+        for item, n in line:
+            slot = n * schedule.micro + item.slot
+            if item.op in ("stash", "forward"):
+                met.setdefault(slot, steps)
+            elif item.op == "backward":
+                late = max(late, steps - met[slot])
+            steps += item.op == "step"
+        found.append(late)
+    assert staleness(schedule) == tuple(found)
 
 
 def with_rank(schedule, rank, items):
