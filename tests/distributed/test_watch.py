@@ -50,7 +50,7 @@ def test_the_trace_is_one_that_perfetto_opens(folder):
 def test_the_trace_has_each_ranks_memory(folder):
     events = json.loads((folder / "trace.json").read_text())["traceEvents"]
     memory = [e["args"] for e in events if e["ph"] == "C"]
-    kinds = {"parameters", "gradients", "optimizer", "buffers", "messages", "stores", "process"}
+    kinds = {"parameters", "gradients", "optimizer", "buffers", "messages", "versions", "stores", "process"}
     assert len(memory) == 2 and all(set(m) == kinds and m["process"] > 50 for m in memory)
     assert all(m["optimizer"] >= 1.9 * m["parameters"] > 0 for m in memory)  # AdamW keeps two numbers for each
 
