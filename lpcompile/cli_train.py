@@ -19,7 +19,7 @@ def add_train(parser: argparse.ArgumentParser) -> None:
     add("-K", type=int, default=2, help="number of stages, one process each (default 2)")
     add("--replicas", type=int, default=1, metavar="R", help="data-parallel copies of the K stages (default 1)")
     add("--method", default="multiplier", help="multiplier (default), penalty, penalty-stored, lagrangian, bp, gpipe, "
-        "1f1b or zb")  # fmt: skip
+        "1f1b, zb, pipedream, ddg, fr, dgl or dgl-async")  # fmt: skip
     add("--epochs", type=int, help="passes over the data")
     add("--batch", type=int, help="samples a step, over all replicas")
     add("--lr", type=float, help="largest learning rate")
@@ -29,6 +29,7 @@ def add_train(parser: argparse.ArgumentParser) -> None:
     add("--beta", type=_beta, help="weight of the penalty: a number, rising, adaptive or relative (default: by method)")
     add("--micro", type=int, help="micro-batches a step")
     add("--lockstep", action="store_true", default=None, help="multiplier without skew: exact order, no speedup")
+    add("--stash", help="weights that pipedream keeps: all (default, a version for each micro-batch in flight) or 2bw")
     add("--psi", help="scaled (default), l2, l1 or linf")
     add("--kappa", help="how lagrangian keeps κ: stored (default) or auxnet")
     add("--clip", type=float, help="largest norm of gradients; 0: never")
@@ -62,7 +63,8 @@ def add_train(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=_train)
 
 
-OPTIONS = ("beta", "micro", "lockstep", "psi", "kappa", "clip", "warmup", "warmup_violation", "buffer", "buffer_policy")
+OPTIONS = ("beta", "micro", "lockstep", "stash", "psi", "kappa", "clip", "warmup", "warmup_violation", "buffer",
+           "buffer_policy")  # fmt: skip
 WATCH = ("save", "save_every", "keep", "resume", "log", "log_every", "tensorboard", "trace", "evaluate_every")
 OTHER = ("model", "data", "K", "replicas", "method", "epochs", "batch", "lr", "optimizer", "weight_decay", "schedule",
          "aux", "aux_budget", "init", "cost", "plan", "size", "input", "seed", "device", "workers",

@@ -49,7 +49,8 @@ def follow_plan(captured: Captured, found: list[Unit], costs: Profile, plan: Pla
         )
     shares = [b.aux.share for b in plan.boundaries if b.aux is not None]
     ranks = [b.aux_rank for b in plan.boundaries]
-    best = evaluate(costs, [s.last + 1 for s in plan.stages[:-1]], ranks, **_terms(options, shares))
+    none = [0.0] * (plan.K - 1)  # a method without AuxNets
+    best = evaluate(costs, [s.last + 1 for s in plan.stages[:-1]], ranks, **_terms(options, shares or none))
     stages = _split(captured, found, best)
     made: list[Made] = []
     if shares and options.aux is not None:

@@ -25,7 +25,7 @@ VERSION = 1
 
 # What a Ref can name. The first ones travel between ranks; the others stay where they are made.
 MESSAGES = ("lam", "X", "p", "kappa")
-LOCAL = ("graph", "aux", "d", "g")
+LOCAL = ("graph", "aux", "d", "g", "W", "random")
 
 OPS = {
     "recv": "post the receive of a tensor from `peer` into its buffer",
@@ -35,7 +35,9 @@ OPS = {
     "draw": "a tensor that `peer` has offered, from the replay buffer; waits until there is one",
     "aux_forward": "AuxNet of `boundary` makes λ",
     "recall": "λ of `boundary` from the store of samples",
-    "forward": "the rank's stage, from λ (or X) to X or the loss",
+    "stash": "the weights of now are kept for a micro-batch's forward and backward",
+    "forward": "the rank's stage, from λ (or X) to X or the loss; without a graph where none is written",
+    "replay": "the stage again, from its kept input with the weights of now, for the backward",
     "head": "the stage's own loss from X of `boundary`, and p, its gradient there",
     "penalize": "d = ∂ψ/∂λ of `boundary`, and its violation",
     "kappa": "κ of `boundary` from its store or its network",
@@ -51,9 +53,10 @@ OPS = {
     "norm": "the gradient's norm over all ranks",
     "step": "the rank's optimizers step",
 }
-STAGE_OPS = ("forward", "backward", "backward_input", "backward_weight")  # of the rank's own stage, at no boundary
 COLLECTIVE = ("tied", "norm")
 STEPWISE = ("average", *COLLECTIVE, "step")  # once a step, not once a micro-batch
+# of the rank's own stage, at no boundary
+STAGE_OPS = ("stash", "forward", "replay", "backward", "backward_input", "backward_weight")
 
 
 @dataclass(frozen=True, order=True)
@@ -135,12 +138,15 @@ class Schedule:
         return Schedule.from_json(json.loads(Path(path).read_text()))
 
     def __str__(self) -> str:
+        from lpcompile.staleness import staleness
         from lpcompile.tables import table
 
         longest = max(map(len, self.ranks))
         rows = [[str(rank[i]) if i < len(rank) else "" for rank in self.ranks] for i in range(longest)]
         micro = f", {self.micro} micro-batches a step" if self.micro > 1 else ""
-        return f"{self.method}: K = {self.K}{micro}\n\n" + table(rows, [f"rank {r}" for r in range(self.K)])
+        late = staleness(self)
+        stale = f", staleness {', '.join(map(str, late))}" if any(late) else ""
+        return f"{self.method}: K = {self.K}{micro}{stale}\n\n" + table(rows, [f"rank {r}" for r in range(self.K)])
 
 
 def _plain(i: Instruction) -> dict[str, Any]:

@@ -30,6 +30,7 @@ from lpcompile.program import Program
 from lpcompile.runtime import checkpoint, launch
 from lpcompile.runtime.loop import Watch, run
 from lpcompile.runtime.methods import get_method
+from lpcompile.runtime.settings import settings
 
 SMALL = 16  # pixels of the enlarged digits, for models that take any size
 OPTIMIZERS = ("sgd", "adamw")
@@ -69,6 +70,7 @@ class Job:
     def check(self) -> None:
         """All that can be known to be wrong before anything is started."""
         get_method(self.method)
+        settings(self.options)
         if self.K < 1 or self.replicas < 1:
             raise UsageError(f"-K {self.K} --replicas {self.replicas}: both are numbers of 1 or more")
         if self.data != "digits" and not Path(self.data).is_dir():

@@ -17,7 +17,10 @@ from lpcompile.io import TensorSpec, batch_of
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """One micro-batch on one rank. `weight` is its share of the step's samples (and of the loss's mean)."""
+    """One micro-batch on one rank. `weight` is its share of the step's samples (and of the loss's mean).
+
+    `scale` is the loss scale when its step began, which all that comes of its loss carries while it is under way.
+    """
 
     inputs: tuple[Tensor, ...]
     target: Any
@@ -25,6 +28,7 @@ class MicroBatch:
     size: int
     weight: float
     step: int
+    scale: float = 1.0
 
 
 def micro_batches(

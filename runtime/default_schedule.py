@@ -20,7 +20,7 @@ def default_schedule(plan: Plan) -> Schedule | None:
     if method is None or not cut:
         return None
     tied = bool(plan.tied)
-    clipped = Settings().clip_norm(method.exact or plan.K == 1) > 0
+    clipped = Settings().clip_norm(method.exact or method.delayed or plan.K == 1) > 0
     options = ScheduleOptions(
         micro=default_micro(method, plan),
         recursive=plan.aux.startswith("recursive"),

@@ -26,6 +26,7 @@ from lpcompile.runtime.settings import Settings, settings
 from lpcompile.runtime.team import Factory, add_auxnets, add_kappanet, aux_nets, make_worker
 from lpcompile.runtime.worker import Net, Worker
 from lpcompile.schedule import Schedule
+from lpcompile.staleness import staleness
 from lpcompile.verify import verify
 
 if TYPE_CHECKING:
@@ -163,7 +164,8 @@ class Engine:
             raise UsageError(
                 f"warmup={self.warmup} prepares λ for decoupling, and {target.name!r} has none; leave it out"
             )
-        self._use(get_method("warmup-stored" if target.aux == "store" else "warmup") if warm else target)
+        helpers = {"store": "warmup-stored", "auxnet": "warmup", "": "bp"}
+        self._use(get_method(helpers[target.aux]) if warm else target)
 
     @property
     def warmup(self) -> int:
@@ -197,6 +199,7 @@ class Engine:
         self._say(about_batch_norm(method.name, self.program.module, self.micro, self.plan.batch))
         self.schedule, _ = self._prepared = self._prepare(method)
         self._exact = self._prepare(get_method("warmup-stored")) if method.name == "penalty-stored" else None
+        self._say_staleness()
         for w in self.workers:
             w.settings = self.settings
             w.updater.clip = self._clip(method)
@@ -213,10 +216,21 @@ class Engine:
         given, plan = asked.micro, self.plan
         if method.name in PIPELINES:
             return micro_batches(method.name, plan.K, plan.batch, given, plan.batch_free)
-        return given if given is not None else default_micro(method, plan)
+        return given if given is not None else default_micro(method, plan, asked.stash)
+
+    @property
+    def staleness(self) -> tuple[int, ...]:
+        """For each rank, by how many updates its gradients are late: see `lpcompile.staleness`."""
+        return staleness(self.schedule)
+
+    def _say_staleness(self) -> None:
+        late = self.staleness
+        if self.main and any(late):
+            log.info("%s: gradients are late by %s steps on ranks 0 to %d", self.method.name,
+                     ", ".join(map(str, late)), self.plan.K - 1)  # fmt: skip
 
     def _clip(self, method: Method) -> float:
-        return self.settings.clip_norm(method.exact or self.plan.K == 1)
+        return self.settings.clip_norm(method.exact or method.delayed or self.plan.K == 1)
 
     def _prepare(self, method: Method) -> Prepared:
         s = self.settings
@@ -224,6 +238,7 @@ class Engine:
         options = ScheduleOptions(
             micro=self.micro,
             lockstep=s.lockstep,
+            stash=s.stash,
             recursive=self._recursive(),
             kappa=s.kappa,
             hosts=tuple(self._hosts().values()),
@@ -309,10 +324,12 @@ class Engine:
         return handshake.merge(metrics, self.transport.control)
 
 
-def default_micro(method: Method, plan: Plan) -> int:
+def default_micro(method: Method, plan: Plan, stash: str = "all") -> int:
     """Micro-batches a step where nobody says how many."""
     if method.name in PIPELINES:
         return micro_batches(method.name, plan.K, plan.batch, free=plan.batch_free)
+    if method.name == "pipedream" and stash == "2bw":
+        return plan.K
     if method.name != "multiplier" or plan.K == 1 or not plan.batch_free:
         return 1
     return max(1, min(MICRO, (plan.batch or 1) // SAMPLES))

@@ -8,7 +8,8 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from lpcompile.runtime import memory, psi, watch
+from lpcompile.runtime import memory, psi, versions, watch
+from lpcompile.runtime.features import features, replay, stage_input
 from lpcompile.runtime.heads import head
 from lpcompile.runtime.kappa import rows
 from lpcompile.runtime.methods.method import Terms
@@ -49,12 +50,11 @@ def recall(w: Worker, item: Instruction, slot: int) -> None:
 
 
 def forward(w: Worker, item: Instruction, slot: int) -> None:
-    """X_{k+1} = stage_k(λ_k), or the loss."""
-    lams: tuple[Tensor, ...] = ()
-    if item.reads:
-        ref = item.reads[0]
-        lams = w.leaves(w.rank, w.values[ref.kind, ref.boundary, slot], gradients=not w.method.heads)
-    with memory.weighed(w, slot) if w.weigh else contextlib.nullcontext():
+    """X_{k+1} = stage_k(λ_k), or the loss; the graph is kept where the schedule says so."""
+    if any(ref.kind == "random" for ref in item.writes):
+        return features(w, item, slot)
+    lams = stage_input(w, item, slot)
+    with versions.held(w, slot), memory.weighed(w, slot) if w.weigh else contextlib.nullcontext():
         found, loss = w.run_stage(lams, slot)
     leaves = w.pick(w.rank, lams) if lams else ()
     if loss is not None:
@@ -88,22 +88,31 @@ def penalize(w: Worker, item: Instruction, slot: int) -> None:
 def backward(w: Worker, item: Instruction, slot: int) -> None:
     """The stage's backward from the loss, or from what the method makes of d, p and κ at X_{k+1}."""
     leaves, ends = w.values["graph", w.rank, slot]
-    if w.last:
-        if ends.requires_grad or not w.method.heads:  # a stage without parameters, and no gradient goes further down
-            ends.backward()
-    else:
-        given = terms(w, item, w.rank + 1, slot)
-        feel(w, w.rank + 1, slot, given)
-        seeds = w.method.adjoint(given)
-        pairs = [(end, seed) for end, seed in zip(ends, seeds, strict=True) if end.requires_grad]
-        if pairs:
-            torch.autograd.backward([end for end, _ in pairs], [seed for _, seed in pairs])
+    factor = w.rescale(slot)
+    with versions.held(w, slot):
+        if w.last:
+            if (
+                ends.requires_grad or not w.method.heads
+            ):  # a stage without parameters, and no gradient goes further down
+                ends.backward(None if factor == 1.0 else torch.full_like(ends, factor))
+        else:
+            given = terms(w, item, w.rank + 1, slot)
+            feel(w, w.rank + 1, slot, given)
+            seeds = times(factor, w.method.adjoint(given))
+            pairs = [(end, seed) for end, seed in zip(ends, seeds, strict=True) if end.requires_grad]
+            if pairs:
+                torch.autograd.backward([end for end, _ in pairs], [seed for _, seed in pairs])
     w.updater.due.add("stage")
     w.values["graph", w.rank, slot] = None
     w.graph_bytes.pop(slot, None)
     stash_tied(w)
     if item.writes:
-        w.values["p", w.rank, slot] = tuple(torch.zeros_like(t) if t.grad is None else t.grad for t in leaves)
+        found = tuple(torch.zeros_like(t) if t.grad is None else t.grad for t in leaves)
+        w.values["p", w.rank, slot] = times(1 / factor, found)
+
+
+def times(factor: float, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    return tuple(tensors) if factor == 1.0 else tuple(t * factor for t in tensors)
 
 
 def terms(w: Worker, item: Instruction, k: int, slot: int) -> Terms:
@@ -137,7 +146,8 @@ def distil(w: Worker, item: Instruction, slot: int) -> None:
     else:
         with w.statistics_kept(w.auxnets[k].module):
             made = w.run_aux(k, slot)
-    pairs = [(t, g) for t, g in zip(w.pick(k, made), w.values["g", k, slot], strict=True) if t.requires_grad]
+    gradients = times(w.rescale(slot), w.values["g", k, slot])
+    pairs = [(t, g) for t, g in zip(w.pick(k, made), gradients, strict=True) if t.requires_grad]
     if pairs:
         torch.autograd.backward([t for t, _ in pairs], [g for _, g in pairs])
         w.updater.due |= {f"auxnet {k}", "stage"} if k in w.shares_stage else {f"auxnet {k}"}
@@ -241,7 +251,8 @@ def norm(w: Worker, item: Instruction, slot: int) -> Iterator[None]:
 def step(w: Worker, item: Instruction, slot: int) -> Iterator[None]:
     """Optimizers step. In one process a tied parameter is one tensor: its other users wait until it is done."""
     if w.apply:
-        w.updater.apply(w.norms)
+        with versions.apart(w):
+            w.updater.apply(w.norms)
     if w.shared:
         for name in w.tied:
             yield from gather(w, f"stepped {name}", w.owners[name], torch.zeros(()))
@@ -258,10 +269,12 @@ def gather(w: Worker, name: str, ranks: Sequence[int], tensor: Tensor) -> Genera
 HANDLERS: dict[str, Handler] = {
     "aux_forward": aux_forward,
     "recall": recall,
+    "stash": versions.stash,
     "forward": forward,
     "head": head,
     "offer": offer,
     "draw": draw,
+    "replay": replay,
     "penalize": penalize,
     "kappa": kappa,
     "backward": backward,

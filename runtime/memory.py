@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lpcompile.runtime import versions
 from lpcompile.runtime.worker import Worker
 
 
@@ -28,6 +29,7 @@ def of(w: Worker) -> dict[str, int]:
         "buffers": _bytes(b for m in modules for b in m.buffers()),
         "activations": w.peak_graph_bytes,
         "messages": _bytes(t for ts in getattr(w.transport, "buffers", {}).values() for t in ts),
+        "versions": _bytes(versions.older_tensors(w)),
         "stores": _bytes(t for store in w.stores.values() for t in store.rows),
         **({"replay": w.replay.nbytes(w.rank)} if w.replay is not None else {}),
     }

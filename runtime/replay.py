@@ -212,7 +212,7 @@ def draw(w: Worker, item: Instruction, slot: int) -> Iterator[None]:
     to = {i: t.to(w.device) for i, t in entry.inputs.items()}
     inputs = tuple(to.get(i, NOTHING) for i in range(max(to, default=-1) + 1))
     target = to_device(entry.target, w.device)
-    w.batches[slot] = MicroBatch(inputs, target, None, entry.size, entry.weight, w.step)
+    w.batches[slot] = MicroBatch(inputs, target, None, entry.size, entry.weight, w.step, w.updater.scale)
     w.values["X", k, slot] = tuple(t.to(w.device) for t in entry.X)
     w.note(f"reused {w.rank}", torch.tensor(float(uses)), 1.0)
     w.note(f"skipped {w.rank}", torch.tensor(float(w.replay.skipped(k))), 1.0)

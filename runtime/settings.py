@@ -23,12 +23,14 @@ class Settings:
     micro: micro-batches a step (`multiplier`'s skew is counted in them); None: 1 where K = 1 or the method is neither
         skewed nor a pipeline, else up to 4 of at least 8 samples, or up to 2K of them that divide the batch where it is
         one (`gpipe`, `1f1b`, `zb`; see `lpcompile.pipelining`). lockstep: `multiplier` without skew.
+    stash: the weights that `pipedream` keeps, "all" (one version for each micro-batch in flight) or "2bw" (two).
     recursive: AuxNets start from the model's input. kappa: how `lagrangian` keeps κ, "stored" or "auxnet".
     psi: "scaled", "l2", "l1" or "linf". beta: see `lpcompile.runtime.beta`. lam_weight: the penalty's pull on λ against
         its pull on X. noise: standard deviation of Gaussian noise on λ, as a share of λ's own size.
     lam_lr, kappa_lr: step sizes for stored λ and for κ; None: the optimizer's learning rate.
-    clip: largest norm of gradients; None: 2 for decoupled methods, none for exact ones and K = 1; 0: never. clip_scope:
-        "rank" clips each stage by itself, "global" by the norm over all stages. AuxNets are clipped each by itself.
+    clip: largest norm of gradients; None: 2 for decoupled methods, none for exact and delayed ones and K = 1; 0: never.
+        clip_scope: "rank" clips each stage by itself, "global" by the norm over all stages. AuxNets are clipped each by
+        itself.
     accumulate: calls of `step` for one step of the optimizers. autocast: torch.bfloat16 or torch.float16 (with loss
         scaling). checkpoint: recompute activations, on all ranks (True) or on some.
     warmup: exact steps before decoupling, at most so many; None: none where the AuxNets start consistently (or are the
@@ -41,6 +43,7 @@ class Settings:
 
     micro: int | None = None
     lockstep: bool = False
+    stash: str = "all"
     recursive: bool = False
     kappa: str = "stored"
     psi: str = "scaled"
@@ -88,6 +91,7 @@ def settings(options: dict[str, Any]) -> Settings:
     psi_.check(found.psi)
     parse(found.beta)
     _one_of("kappa", found.kappa, ("stored", "auxnet"))
+    _one_of("stash", found.stash, ("all", "2bw"))
     _one_of("clip_scope", found.clip_scope, ("rank", "global"))
     _one_of("collapse", found.collapse, ("stop", "warn"))
     _one_of("autocast", found.autocast, (None, torch.bfloat16, torch.float16))
@@ -97,6 +101,11 @@ def settings(options: dict[str, Any]) -> Settings:
     _at_least("accumulate", found.accumulate, 1)
     _at_least("warmup", found.warmup, 0)
     _at_least("check_every", found.check_every, 1)
+    if found.stash == "2bw" and found.accumulate > 1:
+        raise UsageError(
+            f"stash='2bw' with accumulate={found.accumulate}: it gathers gradients over the micro-batches of a step; "
+            f"give {found.accumulate} times as many samples and micro-batches to a step instead"
+        )
     for name in ("noise", "lam_weight", "clip", "lam_lr", "kappa_lr", "warmup_violation"):
         _at_least(name, getattr(found, name), 0)
     return found

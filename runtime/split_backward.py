@@ -43,6 +43,7 @@ def backward_weight(w: Worker, item: Instruction, slot: int) -> None:
     """The weights' gradients that the first part left."""
     weight_part(weights(w), w.values["graph", w.rank, slot])
     w.values["graph", w.rank, slot] = None
+    w.graph_bytes.pop(slot, None)
     stash_tied(w)
 
 

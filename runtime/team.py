@@ -114,6 +114,7 @@ def make_worker(
     own = [p for p in program.module.parameters() if id(p) in ids and p.requires_grad]
     if w.last and isinstance(loss_fn, nn.Module):
         own += [p for p in loss_fn.to(device).parameters() if p.requires_grad]
+    w.trained = [*own, *(p for name, p in w.tied.items() if p.requires_grad and not w.steps_tied(name))]
     scale = FIRST_SCALE if settings.autocast == torch.float16 else 1.0
     w.updater = Updater(own, optimizer(own) if own else None, scale)
     w.updater.uncounted = {id(p) for name, p in w.tied.items() if rank != w.owners[name][0]}

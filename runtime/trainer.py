@@ -53,6 +53,8 @@ class Trainer(Engine):
         inputs = to_device(self._inputs(x, size), self.device)
         specs = [spec for _, spec in self.program.captured._lp.signature.inputs]
         parts = micro_batches(inputs, specs, to_device(y, self.device), index, self.micro, self.steps, size)
+        scale = self.workers[0].updater.scale
+        parts = [replace(part, scale=scale) for part in parts] if scale != 1.0 else parts
         prepared, method = self._for(index)
         for w in self.workers:
             w.batches |= {self.slot + i: part for i, part in enumerate(parts)}
@@ -139,14 +141,15 @@ class Trainer(Engine):
 
     def _decouple(self, metrics: dict[str, Any]) -> None:
         """End the warm-up when it is long enough or λ is near enough to X, on all ranks at once."""
-        if self.method is self.target or not self.method.name.startswith("warmup"):
+        if self.method is self.target:
             return
         over = self.steps >= self.warmup
-        if over or (self.settings.warmup_violation and self.steps % AGREE_EVERY == 0):
+        if over or (self.target.aux and self.settings.warmup_violation and self.steps % AGREE_EVERY == 0):
             seen = [v for name, v in self.gather(metrics).items() if name.startswith("violation")]
             worst = max(seen, default=0.0)
             if over or (seen and worst < self.settings.warmup_violation):
-                self.violation_at_start = worst
+                if self.target.aux:
+                    self.violation_at_start = worst
                 log.info("step %d: decoupled after a warm-up, largest violation %.3g", self.steps, worst)
                 self._use(self.target)
 

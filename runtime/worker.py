@@ -84,6 +84,7 @@ class Worker:
         self.look = False  # whether this step's boundaries are checked for collapse
         self.norms: list[Tensor] | None = None
         self.shares_stage: set[int] = set()  # boundaries whose AuxNet runs on the stage's own weights
+        self.trained: list[nn.Parameter] = []  # all that training changes in the stage, also through another rank
         self.tied: dict[str, nn.Parameter] = {}  # parameters that other ranks have too
         self.tied_gradients: dict[str, Tensor] = {}
         self.owners: dict[str, tuple[int, ...]] = {}
@@ -109,8 +110,12 @@ class Worker:
         return self.betas[k].at(self.batches[slot].step)
 
     def weight(self, slot: int) -> float:
-        """A micro-batch's share in the gradients of an optimizer step, times the loss scale."""
-        return self.batches[slot].weight / self.settings.accumulate * self.updater.scale
+        """A micro-batch's share in the gradients of an optimizer step, times its loss scale."""
+        return self.batches[slot].weight / self.settings.accumulate * self.batches[slot].scale
+
+    def rescale(self, slot: int) -> float:
+        """From the micro-batch's loss scale to that of now, where gradients are gathered: a power of two."""
+        return self.updater.scale / self.batches[slot].scale
 
     def shapes(self, key: Key) -> Shapes:
         """What a receive needs to know."""
@@ -208,13 +213,13 @@ class Worker:
         if self.random is None:
             yield
             return
-        outside = _get_random(self.device)
-        _set_random(self.device, self.random)
+        outside = get_random(self.device)
+        set_random(self.device, self.random)
         try:
             yield
         finally:
-            self.random = _get_random(self.device)
-            _set_random(self.device, outside)
+            self.random = get_random(self.device)
+            set_random(self.device, outside)
 
 
 def differentiable(specs: Sequence[TensorSpec]) -> tuple[int, ...]:
@@ -232,12 +237,12 @@ def _random_state(rank: int) -> list[Tensor]:
     return states
 
 
-def _get_random(device: torch.device) -> list[Tensor]:
+def get_random(device: torch.device) -> list[Tensor]:
     states = [torch.get_rng_state()]
     return [*states, torch.cuda.get_rng_state(device)] if device.type == "cuda" else states
 
 
-def _set_random(device: torch.device, states: list[Tensor]) -> None:
+def set_random(device: torch.device, states: list[Tensor]) -> None:
     torch.set_rng_state(states[0])
     if device.type == "cuda" and len(states) > 1:
         torch.cuda.set_rng_state(states[1], device)

@@ -7,16 +7,19 @@ from difflib import get_close_matches
 from lpcompile.errors import UsageError
 from lpcompile.runtime.methods.bp import BP
 from lpcompile.runtime.methods.dgl import DGL, DGL_ASYNC
+from lpcompile.runtime.methods.fr import FR
 from lpcompile.runtime.methods.lagrangian import LAGRANGIAN
 from lpcompile.runtime.methods.method import Method, ScheduleOptions
 from lpcompile.runtime.methods.multiplier import MULTIPLIER
 from lpcompile.runtime.methods.penalty import PENALTY
+from lpcompile.runtime.methods.pipedream import DDG, PIPEDREAM
 from lpcompile.runtime.methods.pipelines import GPIPE, ONE_F_ONE_B, ZERO_BUBBLE
 from lpcompile.runtime.methods.stored import STORED
 from lpcompile.runtime.methods.warmup import WARMUP, WARMUP_STORED
 
 EXACT = (BP, GPIPE, ONE_F_ONE_B, ZERO_BUBBLE)
-METHODS = {m.name: m for m in (*EXACT, PENALTY, STORED, LAGRANGIAN, MULTIPLIER, DGL, DGL_ASYNC)}
+LATE = (PIPEDREAM, DDG, FR)
+METHODS = {m.name: m for m in (*EXACT, *LATE, DGL, DGL_ASYNC, STORED, PENALTY, LAGRANGIAN, MULTIPLIER)}
 HELPERS = {m.name: m for m in (WARMUP, WARMUP_STORED)}
 
 __all__ = ["HELPERS", "METHODS", "Method", "ScheduleOptions", "get_method"]

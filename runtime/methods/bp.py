@@ -5,6 +5,8 @@ Stage k's input is X_k itself; its backward starts from p_{k+1} = ∂loss/∂X_{
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from lpcompile.plan import Plan
 from lpcompile.runtime.methods.method import Method, ScheduleOptions, Tensors, Terms, assemble, finish
 from lpcompile.schedule import Builder, Schedule
@@ -30,19 +32,21 @@ def post(b: Builder, slot: int, K: int) -> None:
         b.recv("p", b.rank + 1, slot, b.rank + 1)
 
 
-def forward(b: Builder, slot: int, K: int) -> None:
+def forward(b: Builder, slot: int, K: int, *, reads: Sequence[tuple[str, int]] = (), makes: str = "graph") -> None:
+    """`reads`: what it needs besides X. `makes`: what is left of it on this rank."""
     r = b.rank
     if r > 0:
         b.wait("X", r, slot)
-    reads, writes = ([("X", r)] if r > 0 else []), [("graph", r), *([("X", r + 1)] if r < K - 1 else [])]
+    reads = [*([("X", r)] if r > 0 else []), *reads]
+    writes = [(makes, r), *([("X", r + 1)] if r < K - 1 else [])]
     b.do("forward", slot, reads=reads, writes=writes)
     if r < K - 1:
         b.send("X", r + 1, slot, r + 1)
 
 
-def backward(b: Builder, slot: int, K: int) -> None:
+def backward(b: Builder, slot: int, K: int, *, reads: Sequence[tuple[str, int]] = ()) -> None:
     r = b.rank
-    reads = [("graph", r), *([("X", r)] if r > 0 else [])]
+    reads = [("graph", r), *([("X", r)] if r > 0 else []), *reads]
     if r < K - 1:
         b.wait("p", r + 1, slot)
         reads.append(("p", r + 1))

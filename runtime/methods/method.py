@@ -20,7 +20,7 @@ class ScheduleOptions:
     micro: micro-batches a step. lockstep: `multiplier` without skew. recursive: every AuxNet starts from the model's
     input. kappa: "stored" or "auxnet". hosts: the rank of each boundary's AuxNet where it is not the plan's. tied: some
     parameters live in several stages. norm: the gradient's norm is taken over all ranks. replicas:
-    how many train side by side, each on its part of the batch.
+    how many train side by side, each on its part of the batch. stash: how `pipedream` keeps weights, "all" or "2bw".
     """
 
     micro: int = 1
@@ -31,6 +31,7 @@ class ScheduleOptions:
     tied: bool = False
     norm: bool = False
     replicas: int = 1
+    stash: str = "all"
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,7 @@ class Method:
     beta: str = "rising"  # the rule of β where nobody says another
     heads: bool = False  # every stage has a loss of its own, and no gradient crosses a boundary
     replay: bool = False  # boundaries have replay buffers: ranks may be many steps apart
+    delayed: bool = False  # gives plain training's gradients, but late
 
 
 def hosts_of(plan: Plan, options: ScheduleOptions) -> dict[int, int]:

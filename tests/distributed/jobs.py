@@ -28,6 +28,9 @@ METHODS = {
     "lagrangian": {},
     "multiplier": {"micro": 2, "accumulate": 2},
     "dgl": {"micro": 2},
+    "pipedream": {"micro": 2, "accumulate": 2},
+    "2bw": {"method": "pipedream", "stash": "2bw", "clip": 0.5, "clip_scope": "global"},
+    "fr": {},
     "warm-up": {"method": "multiplier", "warmup": 7, "autocast": torch.float16, "micro": 2},
 }
 STEPS = 8  # two epochs of four

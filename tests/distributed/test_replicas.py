@@ -19,6 +19,9 @@ CASES = [
     ("penalty", {"psi": "l2", "beta": 1.0, "clip": 0.05, "clip_scope": "global"}),
     ("multiplier", {"psi": "l2", "beta": 1.0, "micro": 2}),
     ("dgl", {"clip": 0.0}),
+    ("pipedream", {"clip": 0.05}),
+    ("pipedream", {"stash": "2bw", "micro": 2}),
+    ("fr", {}),
 ]
 
 

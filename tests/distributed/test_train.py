@@ -158,6 +158,7 @@ def test_an_elastic_restart_goes_on_from_the_last_checkpoint(net, tmp_path):
     [
         (["resnet20", "--data", "/nowhere"], 2, "--data /nowhere: there is no such folder; give a folder of images"),
         (["resnet20", "--method", "penality"], 2, "there is no method 'penality'; the closest is 'penalty'"),
+        (["resnet20", "--method", "pipedream", "--stash", "some"], 2, "stash='some' is not one of all, 2bw"),
         (["resnet20", "-K", "0"], 2, "both are numbers of 1 or more"),
         (["resnet20", "--resume"], 2, "--resume needs the folder of the checkpoints: --save DIR"),
         (["resnet20", "--batch", "5", "--replicas", "2"], 2, "--batch 5 cannot be shared by 2 replicas"),

@@ -50,7 +50,8 @@ def test_the_trace_is_one_that_perfetto_opens(folder):
 def test_the_trace_has_each_ranks_memory(folder):
     events = json.loads((folder / "trace.json").read_text())["traceEvents"]
     memory = [e["args"] for e in events if e["ph"] == "C"]
-    kinds = {"parameters", "gradients", "optimizer", "buffers", "activations", "messages", "stores", "process"}
+    kinds = {"parameters", "gradients", "optimizer", "buffers", "activations", "messages", "versions", "stores",
+             "process"}  # fmt: skip
     assert len(memory) == 2 and all(set(m) == kinds and m["process"] > 50 for m in memory)
     assert all(m["activations"] > 0 for m in memory)
     assert all(m["optimizer"] >= 1.9 * m["parameters"] > 0 for m in memory)  # AdamW keeps two numbers for each

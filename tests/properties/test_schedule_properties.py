@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 from lpcompile.errors import ScheduleError
 from lpcompile.runtime.methods import HELPERS, METHODS, ScheduleOptions
 from lpcompile.schedule import STEPWISE, Builder, Ref, Schedule, build
+from lpcompile.staleness import staleness
 from lpcompile.verify import verify
 
 ALL = {**METHODS, **HELPERS}
-COMPUTATIONS = ("forward", "backward", "backward_input", "aux_forward", "penalize", "correct", "recall", "kappa",
-                "head")  # fmt: skip
+COMPUTATIONS = ("stash", "replay", "forward", "backward", "backward_input", "aux_forward", "penalize", "correct",
+                "recall", "kappa", "head")  # fmt: skip
 
 
 def plan(hosts):
@@ -30,8 +31,10 @@ def schedules(draw, methods=tuple(ALL), least=1, micro=5):
     K = draw(st.integers(least, 7))
     hosts = [draw(st.sampled_from([k - 1, k])) for k in range(1, K)]
     method = draw(st.sampled_from(methods))
+    count = runnable(method, K, draw(st.integers(1, micro)))
     options = ScheduleOptions(
-        micro=runnable(method, K, draw(st.integers(1, micro))),
+        micro=count,
+        stash=draw(st.sampled_from(["all", "2bw"])) if count >= K - 1 else "all",
         lockstep=draw(st.booleans()),
         recursive=draw(st.booleans()),
         kappa=draw(st.sampled_from(["stored", "auxnet"])),
@@ -118,6 +121,23 @@ def test_every_generated_schedule_is_accepted_and_runs_to_its_end(schedule):
 @given(schedules())
 def test_a_schedule_survives_json(schedule):
     assert Schedule.from_json(schedule.to_json()) == schedule
+
+
+@settings(max_examples=100, deadline=None)
+@given(schedules())
+def test_staleness_is_the_number_of_steps_that_a_play_counts(schedule):
+    found = []
+    for line in Play(schedule, steps=3 + schedule.lag // schedule.micro).todo:
+        steps, met, late = 0, {}, 0
+        for item, n in line:
+            slot = n * schedule.micro + item.slot
+            if item.op in ("stash", "forward"):
+                met.setdefault(slot, steps)
+            elif item.op == "backward":
+                late = max(late, steps - met[slot])
+            steps += item.op == "step"
+        found.append(late)
+    assert staleness(schedule) == tuple(found)
 
 
 def with_rank(schedule, rank, items):
@@ -302,7 +322,8 @@ def miss_a_meeting(draw, schedule):
 @given(data=st.data())
 def test_a_damaged_schedule_is_refused(kind, data):
     least_micro = 2 if kind == "swap_receives" else 1
-    methods = ("multiplier",) if kind == "too_few_buffers" else ("dgl-async",) if kind in REPLAYED else tuple(ALL)
+    skewed = ("multiplier", "pipedream", "fr")
+    methods = skewed if kind == "too_few_buffers" else ("dgl-async",) if kind in REPLAYED else tuple(ALL)
     schedule = data.draw(schedules(methods, least=2))
     assume(schedule.micro >= least_micro)
     broken = DAMAGE[kind](data.draw, schedule)

@@ -63,6 +63,16 @@ CASES = [
     Case("dgl, integers, float16, checkpoint", "dgl", {"autocast": torch.float16, "checkpoint": True}, "routed"),
     Case("dgl, images", "dgl", {"micro": 2}, "resnet"),
     Case("dgl, then bp", "dgl", {}, switch="bp"),
+    Case("pipedream", "pipedream"),
+    Case("pipedream, micro, clipped", "pipedream", {"micro": 2, "clip": 0.5, "clip_scope": "global"}),
+    Case("pipedream, tied, recomputed", "pipedream", {"checkpoint": True}, "wide"),
+    Case("pipedream, 2bw, dropout", "pipedream", {"stash": "2bw"}, "dropout"),
+    Case("pipedream, 2bw, tied", "pipedream", {"stash": "2bw", "micro": 2, "clip": 0.5}, "wide"),
+    Case("pipedream, integers, accumulate", "pipedream", {"accumulate": 2}, "routed"),
+    Case("ddg, float16", "ddg", {"autocast": torch.float16}, switch="fr"),
+    Case("fr, dropout", "fr", {}, "dropout"),
+    Case("fr, tied, micro", "fr", {"micro": 2, "warmup": 2}, "wide"),
+    Case("fr, resnet", "fr", {"autocast": torch.bfloat16}, "resnet"),
     Case("switch", "multiplier", {"micro": 2}, switch="bp"),
 ]
 

@@ -11,7 +11,7 @@ from torch import nn
 
 import lpcompile
 from lpcompile.errors import InputError, TrainingError, UsageError
-from lpcompile.runtime import memory
+from lpcompile.runtime import beta, memory
 from lpcompile.runtime.methods import METHODS
 from tests.runtime.small import (
     Wide,
@@ -181,6 +181,10 @@ OPTIONS = [
     ("lagrangian", {"kappa": "auxnet"}),
     ("multiplier", {"micro": 2, "warmup": 2}),
     ("multiplier", {"micro": 1}),
+    ("pipedream", {"accumulate": 2}),
+    ("pipedream", {"stash": "2bw", "clip": 0.5}),
+    ("ddg", {"warmup": 2}),
+    ("fr", {"micro": 2}),
 ]
 
 
@@ -239,6 +243,19 @@ def test_a_warm_up_ends_when_the_auxnets_are_near_enough(caplog):
     assert "decoupled after a warm-up, largest violation" in caplog.text
 
 
+@pytest.mark.parametrize(("init", "warm"), [("fresh", True), ("consistent", False)])
+def test_auxnets_that_start_elsewhere_are_warmed_up(init, warm):
+    model, x = lpcompile.models.ResNet(14, 3, width=4), torch.randn(8, 3, 8, 8)
+    program = compiled(model, 2, x, aux_init=init)
+    trainer = program.trainer(F.cross_entropy, optimizer=sgd, method="penalty", total_steps=50)
+    assert (trainer.method.name == "warmup") is warm and trainer.warmup == (5 if warm else 0)
+    for _ in range(6):
+        trainer.step(x, torch.arange(8) % 3)
+    assert trainer.method.name == "penalty"
+    asked = program.trainer(F.cross_entropy, optimizer=sgd, method="penalty", warmup=0)
+    assert asked.method.name == "penalty"
+
+
 def test_load_state_dict_takes_the_models_own_keys():
     trainer = trainer_of(norm_mlp(), 3, data()[0][0], "penalty")
     other = norm_mlp(seed=5)
@@ -285,7 +302,8 @@ def test_recalibration_takes_statistics_on_x_and_nothing_else():
 
 def test_a_relative_beta_is_the_same_on_both_sides_of_a_boundary():
     program = compiled(norm_mlp(), 3, data()[0][0], hosts=[1, 2])  # AuxNets above their boundaries: both ranks weigh
-    trainer = program.trainer(F.cross_entropy, optimizer=sgd, method="multiplier", micro=2)
+    rule = beta.relative(1.0, least=1e-9)
+    trainer = program.trainer(F.cross_entropy, optimizer=sgd, method="multiplier", micro=2, beta=rule, warmup=0)
     found = [trainer.step(*batch) for batch in data(4)]
     trainer.flush()
     for k in (1, 2):
