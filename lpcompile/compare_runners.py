@@ -15,7 +15,7 @@ from lpcompile.runtime import memory
 from lpcompile.runtime.trainer import Trainer
 from lpcompile.train import Job, _optimizer, _scheduler
 
-MADE = ("gradients", "versions")  # anew in every step, and counted there
+MADE = ("gradients", "versions", "activations")  # anew in every step, and counted there
 
 
 class Runner(Protocol):

@@ -66,7 +66,7 @@ def test_the_command_trains_with_it(tmp_path, monkeypatch, capfd):
     assert (
         main(["train", *arguments(f"{file}:build", *more), "--log", f"{tmp_path}/log.jsonl", "--log-every", "2"]) == 0
     )
-    assert "epoch 2: training loss" in capfd.readouterr().out
+    assert "epoch 2: test loss" in capfd.readouterr().out
     lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
     # on the way rank 0 writes what it knows by itself; at the end the ranks meet
     assert "loss 0" in lines[0] and "loss" not in lines[0] and {"loss", "loss 1", "reused 2"} <= set(lines[-2])

@@ -288,7 +288,7 @@ def test_the_plan_survives_json_and_covers_the_model(recipe: Recipe, K: int, bat
 @given(recipes(max_blocks=5), st.integers(2, 4), batches)
 def test_no_other_split_has_a_smaller_largest_stage(recipe: Recipe, K: int, batch: int) -> None:
     model, _, call = fresh(recipe, batch)
-    plan = compiled(model, K, call, method="bp", aux_budget=0.0, gate=False).plan
+    plan = compiled(model, K, call, method="pipedream", aux_budget=0.0, gate=False).plan
     sums = [0.0]
     for unit in plan.units:
         sums.append(sums[-1] + unit.forward + unit.backward)
