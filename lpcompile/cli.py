@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lpcompile.cli_compare import add_compare
+from lpcompile.cli_report import add_report, check_report, write_report
 from lpcompile.cli_train import add_export, add_train
 from lpcompile.errors import LpError, UsageError
 
@@ -69,6 +70,7 @@ def _parser() -> argparse.ArgumentParser:
     inspect.add_argument("--units", action="store_true", help="show the cost of every unit between cuts")
     inspect.add_argument("--json", action="store_true", help="print the plan as JSON")
     inspect.add_argument("--save", metavar="FILE", help="write the plan to FILE as JSON")
+    add_report(inspect)
     inspect.set_defaults(run=_inspect)
 
     emit = commands.add_parser("emit", help="write the stages of a model as Python files with their weights")
@@ -135,8 +137,10 @@ def _inspect(arguments: argparse.Namespace) -> int:
     from lpcompile.plan import Plan
     from lpcompile.tables import cut_table, unit_table
 
+    check_report(arguments)
     if arguments.model.endswith(".json"):
         plan = Plan.load(arguments.model)
+        write_report(arguments, None, plan)
         if arguments.cuts or arguments.graph:
             raise UsageError("a saved plan has neither cuts nor a graph; name the model instead of the plan")
         if arguments.units:
@@ -149,6 +153,7 @@ def _inspect(arguments: argparse.Namespace) -> int:
     source = _source(arguments, "meta" if meta else "cpu")
     program = _program(arguments, source)
     plan = program.plan
+    write_report(arguments, program, plan)
     if arguments.save:
         plan.save(arguments.save)
     if arguments.json:

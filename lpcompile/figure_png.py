@@ -48,7 +48,7 @@ def _draw(draw: Any, item: Rect | Line | Dot | Text, style: dict[str, str], scal
         points = [(scale * x, scale * y) for x, y in (_bend(item.points) if item.kind == "curve" else item.points)]
         dash = [scale * float(n) for n in style.get("stroke-dasharray", "").split()]
         for piece in _dashes(points, dash) if dash else [points]:
-            draw.line(piece, stroke, width, joint="curve")
+            draw.line(piece, stroke, width)
 
 
 def _paint(colour: str, opacity: float) -> tuple[int, int, int] | None:

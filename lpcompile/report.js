@@ -35,7 +35,7 @@
   }
 
   // many stages: begin at the first ones, where names can be read
-  const most = 2.2 * view.clientWidth;
+  const most = 1.6 * view.clientWidth;
   if (full.width > most) show({ x: 0, y: full.height / 2 - most * view.clientHeight / view.clientWidth / 2, width: most,
                                 height: most * view.clientHeight / view.clientWidth });
 
@@ -120,7 +120,7 @@
       const stage = data.stages[k];
       make("h2", stage.name);
       facts(stage.facts);
-      make("h3", `${stage.units.length} blocks`);
+      make("h3", stage.units.length === 1 ? "1 block" : `${stage.units.length} blocks`);
       const list = make("ol");
       for (const i of stage.units) link(list, data.units[i].name, "unit", i);
       source(stage.source);
@@ -128,7 +128,7 @@
     unit(i) {
       const unit = data.units[i];
       make("h2", unit.name);
-      link(make("ol"), `in stage ${unit.stage}`, "stage", unit.stage);
+      link(make("ol"), `← stage ${unit.stage}`, "stage", unit.stage);
       facts(unit.facts);
       if (unit.nodes.length) { make("h3", "Steps"); steps(unit); }
     },

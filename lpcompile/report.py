@@ -30,7 +30,7 @@ def page(data: ReportData) -> str:
     """The whole page, a few hundred kilobytes at most."""
     plan = data.plan
     return Template(part("report.html")).substitute(
-        title=escape(f"{plan.model} in {plan.K} stages"),
+        title=escape(f"{data.name} in {plan.K} {'stages' if plan.K > 1 else 'stage'}"),
         about=escape(f"method {plan.method}, costs {plan.cost} on {plan.device}, batch {plan.batch or 'of any size'}"),
         style=f"{style()}\n{part('report.css')}",
         script=part("report.js"),

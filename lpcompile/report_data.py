@@ -45,6 +45,7 @@ class Sweep:
 class ReportData:
     """All of a report. Lanes are as `compare_timeline` makes them: one list a rank, times in ms."""
 
+    name: str  # of the model
     plan: Plan
     facts: tuple[str, ...]  # sentences, the most important first
     nodes: tuple[tuple[Node, ...], ...] = ()  # a unit; () where the graph is not at hand
@@ -64,6 +65,7 @@ def report_data(
     sweep: Sequence[Sweep] = (),
     facts: Sequence[str] = (),
     tables: Sequence[tuple[str, Table]] = (),
+    name: str = "",
 ) -> ReportData:
     """All that program and plan know. Without a program, as for a saved plan, there are neither steps nor sources."""
     chain = tuple((i, i + 1) for i in range(len(plan.units) - 1))
@@ -71,6 +73,7 @@ def report_data(
     known += [("Boundaries", boundary_table(plan))] if plan.boundaries else []
     known += [("AuxNets", aux_table(plan))] if any(b.aux for b in plan.boundaries) else []
     found = ReportData(
+        name or plan.model,
         plan,
         (*facts, *summary(plan)),
         edges=chain,
