@@ -161,9 +161,10 @@ def hue_of(index: int, count: int) -> int:
 def svg(figure: Figure) -> str:
     """For a page that has `css()`."""
     body = "".join(_element(item, None, False) for item in figure.items)
+    role = "group" if any(isinstance(item, Group) and item.data for item in figure.items) else "img"
     return (
         f'<svg class="{figure.name}" viewBox="0 0 {figure.width:g} {figure.height:g}" width="{figure.width:g}" '
-        f'role="img" aria-label="{escape(figure.name)}">{body}</svg>'
+        f'role="{role}" aria-label="{escape(figure.name)}">{body}</svg>'
     )
 
 

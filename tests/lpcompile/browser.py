@@ -11,13 +11,15 @@ from __future__ import annotations
 import base64
 import json
 import os
+import select
 import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-WHY = "no chromium here; on Debian: apt-get install -y --no-install-recommends chromium"
+PATIENCE = 60  # seconds, on a machine that is busy with other tests
+WHY = "no chromium here; on Debian: apt-get install -y --no-install-recommends chromium fonts-dejavu-core"
 
 
 def chromium() -> str | None:
@@ -63,7 +65,7 @@ class Browser:
         try:
             self.ask("Browser.close")
             self.process.wait(20)
-        except (EOFError, OSError, subprocess.TimeoutExpired):
+        except (EOFError, OSError, TimeoutError, subprocess.TimeoutExpired):
             self.process.kill()
             self.process.wait()
         os.close(self.send_to)
@@ -84,6 +86,8 @@ class Browser:
 
     def _next(self) -> dict[str, Any]:
         while b"\0" not in self.rest:
+            if not select.select([self.read_from], [], [], PATIENCE)[0]:
+                raise TimeoutError(f"chromium has said nothing for {PATIENCE} s")
             more = os.read(self.read_from, 1 << 16)
             if not more:
                 raise EOFError("chromium has gone")
