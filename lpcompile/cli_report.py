@@ -33,9 +33,11 @@ def write_report(arguments: argparse.Namespace, program: Program | None, plan: P
         return
     from lpcompile.report import page, write_figures
     from lpcompile.report_data import report_data
+    from lpcompile.report_played import lanes, played, sweep
 
     name = plan.model if program is None else arguments.model
-    data = report_data(program, plan, name=name)
+    simulation = played(plan)
+    data = report_data(program, plan, lanes(simulation) if simulation else (), sweep(plan), name=name)
     if arguments.html:
         Path(arguments.html).write_text(page(data), encoding="utf-8")
         print(f"written to {arguments.html}", file=sys.stderr)

@@ -153,5 +153,5 @@ def _section(title: str, body: str, above: str = "") -> str:
 
 def _kinds(data: ReportData) -> str:
     used = {event["kind"] for lane in data.lanes for event in lane}
-    text = "Numbered by mini-batch; what is paler belongs to those before and after. Hover for details."
+    text = "Simulated from the plan's costs in the steady state, numbered by mini-batch. Hover for details."
     return f'<p>{text}</p><div class="legend">{legend(kind for kind in KIND_NAMES if kind in used)}</div>'

@@ -48,14 +48,17 @@ def memory(data: ReportData) -> Figure:
 
 
 def over_time(data: ReportData) -> Figure:
-    return timelines([("", data.lanes)], who="rank")
+    return timelines([(data.plan.method, data.lanes)], who="rank")
 
 
 def sweep(data: ReportData) -> Figure:
     """ρ over K, and the limit that no split can exceed."""
     points = sorted(data.sweep, key=lambda s: s.K)
+    played = [(float(s.K), s.simulated) for s in points if s.simulated is not None]
     K = [float(s.K) for s in points]
-    lines = [("ρ predicted", K, [s.rho for s in points], ""), ("limit", K, [s.limit for s in points], "limit")]
+    lines = [("limit", K, [s.limit for s in points], "limit"), ("planned", K, [s.planned for s in points], "")]
+    if played:
+        lines.append(("simulated", [k for k, _ in played], [rho for _, rho in played], ""))
     return chart(lines, "ρ, speedup over one rank", "K, number of stages", least=1, unit="", name="sweep")
 
 

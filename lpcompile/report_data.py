@@ -34,10 +34,11 @@ class Node:
 
 @dataclass(frozen=True)
 class Sweep:
-    """ρ with K stages, and the most that any split into K can give."""
+    """ρ with K stages, and the most that K ranks can give: K, or what the largest unit allows, which cannot be cut."""
 
     K: int
-    rho: float
+    planned: float
+    simulated: float | None  # None where the method has no schedule for this K and batch
     limit: float
 
 

@@ -7,6 +7,7 @@ import re
 import xml.etree.ElementTree as ElementTree
 from html.parser import HTMLParser
 from io import BytesIO
+from itertools import pairwise
 
 import pytest
 import torch
@@ -21,6 +22,8 @@ from lpcompile.figure_png import png
 from lpcompile.plan import Plan
 from lpcompile.report import figures, page, panels
 from lpcompile.report_data import Sweep, report_data
+from lpcompile.report_played import lanes, sweep
+from lpcompile.simulate import simulate
 from lpcompile.tables import stage_table
 
 EVIL = "a</script><script>alert(1)</script>"
@@ -29,7 +32,7 @@ LANES = [
      for b in range(3) for kind, at in (("forward", 0), ("backward", 4), ("step", 8))]
     for r in range(3)
 ]  # fmt: skip
-SWEEP = [Sweep(k, 0.9 * k, 0.95 * k) for k in range(1, 6)]
+SWEEP = [Sweep(k, 0.9 * k, 0.8 * k if k > 1 else None, float(k)) for k in range(1, 6)]
 
 
 class Page(HTMLParser):
@@ -85,8 +88,8 @@ def test_the_page_shows_graph_load_memory_timelines_sweep_tables_and_source(data
     assert [v for n, v in shown.named if n == "data-unit"] == [str(i) for i in range(len(plan.units))]
     assert {v for n, v in shown.named if n == "data-boundary"} == {v for n, v in shown.named if n == "data-aux"}
     words = [word for _, word in shown.texts]
-    for wanted in ("limit 1.0 GiB", "AuxNet 0", "λ1", "X2", "rank 2", "ρ predicted", "limit", "Stages", "Boundaries",
-                   "AuxNets", "Units", "K = 3 is <fine>", "resnet20 in 3 stages"):  # fmt: skip
+    for wanted in ("limit 1.0 GiB", "AuxNet 0", "λ1", "X2", "rank 2", "planned", "simulated", "limit", "Stages",
+                   "Boundaries", "AuxNets", "Units", "K = 3 is <fine>", "resnet20 in 3 stages"):  # fmt: skip
         assert wanted in words, wanted
     for row in stage_table(plan).rows:
         assert all(str(value) in words for value in row)
@@ -114,6 +117,26 @@ def test_the_page_fetches_nothing_and_has_one_script_of_ours(data):
     assert shown.tags.count("script") == 2 and "link" in shown.tags
     assert not re.search(r"url\(|@import|fetch\(|XMLHttpRequest|innerHTML", text)
     assert set(re.findall(r"https?://[^\s\"']*", text)) == {"http://www.w3.org/2000/svg"}
+
+
+def test_simulated_lanes_hold_whole_mini_batches_and_no_rank_does_two_things_at_once(program):
+    found = lanes(simulate(program.plan))
+    assert len(found) == 3
+    end = max(event["end"] for lane in found for event in lane)
+    for lane in found:
+        lane = sorted(lane, key=lambda event: event["begin"])
+        assert lane[0]["begin"] >= 0 and lane[-1]["end"] <= end
+        assert all(a["end"] <= b["begin"] + 1e-9 for a, b in pairwise(lane))
+        for kind in ("forward", "backward"):
+            numbers = [event["batch"] for event in lane if event["kind"] == kind]
+            assert len(numbers) >= 2 and numbers == sorted(numbers) and numbers[0] >= 1
+
+
+def test_the_sweep_stays_below_its_limit(program):
+    found = sweep(program.plan)
+    assert [point.K for point in found] == list(range(1, 9))
+    assert found[2].planned == program.plan.rho
+    assert all(point.simulated is not None and point.simulated <= point.limit + 1e-9 for point in found)
 
 
 def test_names_cannot_leave_their_place():
@@ -165,7 +188,8 @@ def test_figures_are_files_that_any_viewer_shows(data, tmp_path, capsys):
     command = ["inspect", "resnet20", "-K", "2", "--cost", "flops", "--figures", str(tmp_path / "made")]
     assert main(command) == 0
     assert sorted(f.name for f in (tmp_path / "made").iterdir()) == [
-        "graph.png", "graph.svg", "load.png", "load.svg", "memory.png", "memory.svg"]  # fmt: skip
+        f"{name}.{kind}" for name in ("graph", "load", "memory", "sweep", "timeline") for kind in ("png", "svg")
+    ]
 
 
 def test_a_role_looks_the_same_as_class_and_as_attribute():
