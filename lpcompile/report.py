@@ -25,6 +25,8 @@ from lpcompile.tables import Table, size
 
 MEMORY = (("step", "weights, gradients, optimizer"), ("forward", "activations"), ("auxiliary", "boundaries, AuxNets"))
 
+LIMIT = "The limit is what the most even split of these units would give if AuxNets and messages cost nothing."
+
 
 def page(data: ReportData) -> str:
     """The whole page, a few hundred kilobytes at most."""
@@ -47,7 +49,7 @@ def page(data: ReportData) -> str:
         memory=svg(memory(data)),
         memory_legend="".join(f'<span><i class="{role}"></i>{name}</span>' for role, name in MEMORY),
         timeline=_section("Mini-batches on every rank", svg(over_time(data)), _kinds(data)) if any(data.lanes) else "",
-        sweep=_section("ρ over K", svg(sweep(data))) if data.sweep else "",
+        sweep=_section("ρ over K", svg(sweep(data)), f"<p>{LIMIT}</p>") if data.sweep else "",
         tables="".join(
             f"<h3>{escape(title)}</h3><div class=wide>{_table(found)}</div>" for title, found in data.tables
         ),

@@ -34,7 +34,7 @@ class Node:
 
 @dataclass(frozen=True)
 class Sweep:
-    """ρ with K stages, and the most that K ranks can give: K, or what the largest unit allows, which cannot be cut."""
+    """ρ with K stages, and its limit: what the most even split would give if AuxNets and messages cost nothing."""
 
     K: int
     planned: float

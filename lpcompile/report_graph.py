@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from lpcompile.charts import LETTER
 from lpcompile.figure import Figure, Group, Item, Line, Point, Rect, Text, hue_of
 from lpcompile.plan import BoundaryPlan, Plan
 from lpcompile.report_data import ReportData
@@ -140,11 +141,12 @@ def _inputs(plan: Plan, columns: Sequence[Column]) -> list[Item]:
     for stage, column in zip(plan.stages, columns, strict=True):
         if not stage.inputs:
             continue
-        x, y = column.enters
-        first = stage.index == 0
-        place = x if first else column.x + 34
-        found += _pill(place, y, shorten(", ".join(stage.inputs), 10), ", ".join(stage.inputs))
-        found += _arrow(((place, y + PILL[1] / 2), (place, TOP - 26 if not first else TOP)))
+        text, (x, y) = shorten(", ".join(stage.inputs), 22), column.enters
+        if stage.index > 0:  # beside λ or X, which comes from the left
+            text = shorten(text, 14)
+            x += PILL[0] / 2 + 8 + _width(text) / 2
+        found += _pill(x, y, text, ", ".join(stage.inputs))
+        found += _arrow(((x, y + PILL[1] / 2), (x, TOP if stage.index == 0 else TOP - 26)))
     return found
 
 
@@ -194,11 +196,15 @@ def _auxnet(plan: Plan, boundary: BoundaryPlan, columns: Sequence[Column], hues:
 
 
 def _pill(x: float, y: float, text: str, title: str) -> list[Item]:
-    width, height = PILL
+    width, height = _width(text), PILL[1]
     return [
         Rect(x - width / 2, y - height / 2, width, height, "pill", title, height / 2),
         Text(x, y + 4, text, "label", "middle"),
     ]
+
+
+def _width(text: str) -> float:
+    return max(PILL[0], LETTER * len(text) + 16)
 
 
 def _route(start: Point, rail: float, end: Point, role: str) -> list[Item]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from lpcompile.charts import Lane
 from lpcompile.compare_timeline import batch_of, kind_of
+from lpcompile.compile import balance
 from lpcompile.errors import LpError
 from lpcompile.plan import Plan
 from lpcompile.replan import replan
@@ -44,14 +45,13 @@ def lanes(found: Simulation) -> list[Lane]:
 
 def sweep(plan: Plan) -> list[Sweep]:
     """ρ for K = 1 to about twice the plan's, of the same units at the same costs."""
-    found = []
-    largest = max(u.forward + u.backward for u in plan.units)
+    found, costs = [], [u.forward + u.backward for u in plan.units]
     for K in range(1, min(max(2 * plan.K, 8), MOST, len(plan.units)) + 1):
         try:
             other = replan(plan, K)
         except LpError:
             continue
         simulation = played(other)
-        limit = min(float(K), plan.serial / largest) if largest else float(K)
+        limit = min(float(K), plan.serial / (balance(costs, K) or 1.0))
         found.append(Sweep(K, other.rho, None if simulation is None else simulation.rho, limit))
     return found
