@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from lpcompile.cli_compare import add_compare
 from lpcompile.cli_report import add_report, check_report, write_report
+from lpcompile.cli_simulate import add_simulate
 from lpcompile.cli_train import add_export, add_train
 from lpcompile.errors import LpError, UsageError
 
@@ -96,7 +97,9 @@ def _parser() -> argparse.ArgumentParser:
     add_export(export)
     comparison = commands.add_parser("compare", help="train a model by every method and measure them side by side")
     add_compare(comparison)
-    for command in (inspect, emit, zoo, train, export, comparison):
+    simulation = commands.add_parser("simulate", help="play a model's schedules on devices that you may not have")
+    add_simulate(simulation)
+    for command in (inspect, emit, zoo, train, export, comparison, simulation):
         command.add_argument("--debug", action="store_true", help="show Python tracebacks")
     return parser
 
