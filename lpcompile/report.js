@@ -105,13 +105,15 @@
     unit.nodes.forEach(([, , , , sources], i) => {
       for (const from of sources) {
         const [a, b, c, d] = [x(from), y(from), x(i), y(i)];
-        draw("path", { class: "edge", d: a === c ? `M${a},${b}V${d}` : `M${a},${b}V${d - 18}Q${a},${d - 4} ${c},${d}` }, figure);
+        const way = a === c ? `M${a},${b}V${d}` : `M${a},${b}V${d - 18}Q${a},${d - 4} ${c},${d}`;
+        draw("path", { class: "edge", d: way }, figure);
       }
     });
     unit.nodes.forEach(([name, what, shape], i) => {
       draw("circle", { class: "dot", cx: x(i), cy: y(i), r: 4 }, figure);
       draw("text", { class: "label", x: 14 + lane * wide, y: y(i) + 1 }, figure, name);
-      draw("text", { class: "small", x: 14 + lane * wide, y: y(i) + 13 }, figure, [what, shape].filter(Boolean).join("  "));
+      const about = [what, shape].filter(Boolean).join("  ");
+      draw("text", { class: "small", x: 14 + lane * wide, y: y(i) + 13 }, figure, about);
     });
   }
 
@@ -159,7 +161,9 @@
 
   // ---- search: blocks by their name or by that of a layer in them
 
-  const search = $("search"), names = data.units.map((u) => [u.name, ...u.nodes.map((n) => `${n[0]} ${n[1]}`)].join("\n").toLowerCase());
+  const search = $("search");
+  const words = (unit) => [unit.name, ...unit.nodes.map(([name, what]) => `${name} ${what}`)];
+  const names = data.units.map((unit) => words(unit).join("\n").toLowerCase());
   let hits = [], current = -1;
 
   function look() {
@@ -167,7 +171,9 @@
     hits = wanted ? names.map((text, i) => (text.includes(wanted) ? i : -1)).filter((i) => i >= 0) : [];
     current = -1;
     view.classList.toggle("searching", wanted !== "");
-    for (const unit of view.querySelectorAll("[data-unit]")) unit.classList.toggle("hit", hits.includes(Number(unit.dataset.unit)));
+    for (const unit of view.querySelectorAll("[data-unit]")) {
+      unit.classList.toggle("hit", hits.includes(Number(unit.dataset.unit)));
+    }
     $("found").textContent = wanted ? `${hits.length} of ${names.length}` : "";
   }
 

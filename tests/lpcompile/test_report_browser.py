@@ -10,6 +10,8 @@ from PIL import Image
 
 from lpcompile import sources
 from lpcompile.compile import parallelize
+from lpcompile.plan import Plan
+from lpcompile.replan import replan
 from lpcompile.report import page
 from lpcompile.report_data import report_data
 from tests.lpcompile.browser import WHY, Browser, chromium
@@ -23,6 +25,7 @@ def file(tmp_path_factory):
     source = sources.load("resnet20", batch=8, device="meta")
     program = parallelize(source.model, 3, example_inputs=source.example_args, cost="flops", memory_limit=2.0**30)
     found = tmp_path_factory.mktemp("page") / "page.html"
+    program.plan.save(found.with_name("plan.json"))
     found.write_text(page(report_data(program, program.plan, LANES, SWEEP, name="resnet20")))
     return found
 
@@ -111,6 +114,20 @@ def test_zoom_by_buttons_and_wheel_and_moving_by_mouse(browser):
     assert browser.value("scrollY") == scrolled, "the wheel zooms and does not scroll"
     browser.click("#fit")
     assert view_box(browser) == pytest.approx(whole, abs=0.01)
+
+
+def test_many_stages_begin_at_the_first_and_a_plan_alone_says_why_it_has_no_source(shared, file, tmp_path):
+    plan = Plan.load(file.with_name("plan.json"))
+    wide = tmp_path / "wide.html"
+    wide.write_text(page(report_data(None, replan(plan, 9))))
+    shared.open(wide)
+    assert shared.value("document.querySelectorAll('#view [data-stage] .stage').length") == 9
+    seen = view_box(shared)
+    shared.click("#fit")
+    whole = view_box(shared)
+    assert seen[0] == 0 and seen[2] < 0.8 * whole[2]
+    shared.click('.keys [data-stage="8"]')
+    assert "a saved plan holds no code" in shared.text("#panel") and shared.errors == []
 
 
 def test_names_of_a_model_are_text_and_nothing_else(shared, tmp_path):
