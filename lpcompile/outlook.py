@@ -137,5 +137,6 @@ def _limit(plan: Plan, found: Simulation) -> str:
         return f"{largest.name}, {100 * share:.0f} % of its stage, limits rank {rank}"
     hosted = sum(b.aux.forward + b.aux.backward for b in plan.boundaries if b.aux is not None and b.aux.rank == rank)
     if hosted:
-        return f"rank {rank} has most to do, {100 * hosted / (hosted + stage.forward + stage.backward):.0f} % of it AuxNets"
+        part = 100 * hosted / (hosted + stage.forward + stage.backward)
+        return f"rank {rank} has most to do, {part:.0f} % of it AuxNets"
     return f"rank {rank} has most to do"
