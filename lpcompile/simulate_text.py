@@ -15,8 +15,9 @@ def simulation_text(found: Simulation) -> str:
         [r, f"{busy:.3g}", percent(idle), size(sent), bar(busy / found.step if found.step else 0)]
         for r, (busy, idle, sent) in enumerate(zip(found.busy, found.idle, found.sent, strict=True))
     ]
+    micro = f", {found.micro} micro-batches a step" if found.micro > 1 else ""
     lines = [
-        f"simulated {found.method!r}: K = {found.K}{replicas}, {found.micro} micro-batches a step, on {found.device}",
+        f"simulated {found.method!r}: K = {found.K}{replicas}{micro}, on {found.device}",
         "",
         table(rows, ["rank", "busy ms", "idle", "sends a step", "load"]),
         "",
