@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lpcompile.cli_compare import add_compare
-from lpcompile.cli_outlook import add_outlook, expected, print_plan
+from lpcompile.cli_outlook import add_outlook, print_plan
 from lpcompile.cli_report import add_report, check_report, write_report
 from lpcompile.cli_simulate import add_simulate
 from lpcompile.cli_train import add_export, add_train
@@ -144,9 +144,9 @@ def _inspect(arguments: argparse.Namespace) -> int:
     check_report(arguments)
     if arguments.model.endswith(".json"):
         plan = Plan.load(arguments.model)
-        write_report(arguments, None, plan)
         if arguments.cuts or arguments.graph:
             raise UsageError("a saved plan has neither cuts nor a graph; name the model instead of the plan")
+        write_report(arguments, None, plan)
         if arguments.units:
             print(unit_table(plan), end="\n\n")
         print_plan(arguments, plan)

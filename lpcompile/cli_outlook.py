@@ -26,7 +26,7 @@ def print_plan(arguments: argparse.Namespace, plan: Plan) -> None:
     """The plan and what to expect of it, as text or as JSON."""
     from lpcompile.outlook_text import outlook_json, outlook_text
 
-    found = _outlook(arguments, plan)
+    found = expected(arguments, plan)
     if arguments.json:
         data: dict[str, Any] = plan.to_json()
         if found is not None:
@@ -40,7 +40,7 @@ def print_plan(arguments: argparse.Namespace, plan: Plan) -> None:
         print(f"nothing is simulated: {plan.method!r} has no schedule for K = {plan.K} and a batch of {plan.batch}")
 
 
-def _outlook(arguments: argparse.Namespace, plan: Plan) -> Outlook | None:
+def expected(arguments: argparse.Namespace, plan: Plan) -> Outlook | None:
     from lpcompile.device_spec import device_spec
     from lpcompile.outlook import outlook
     from lpcompile.runtime.methods import METHODS

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lpcompile.cli_compare import writable
+from lpcompile.cli_outlook import expected
 from lpcompile.errors import UsageError
 
 if TYPE_CHECKING:
@@ -31,16 +32,18 @@ def check_report(arguments: argparse.Namespace) -> None:
 def write_report(arguments: argparse.Namespace, program: Program | None, plan: Plan) -> None:
     if not (arguments.html or arguments.figures):
         return
+    from lpcompile.device_spec import device_spec
     from lpcompile.report import page, write_figures
     from lpcompile.report_data import report_data
-    from lpcompile.report_played import lanes, played, sweep
+    from lpcompile.report_played import with_outlook
 
     name = plan.model if program is None else arguments.model
-    simulation = played(plan)
-    data = report_data(program, plan, lanes(simulation) if simulation else (), sweep(plan), name=name)
+    data, found = report_data(program, plan, name=name), expected(arguments, plan)
+    if found is not None:
+        data = with_outlook(data, found, arguments.device_spec and device_spec(arguments.device_spec))
     if arguments.html:
         Path(arguments.html).write_text(page(data), encoding="utf-8")
         print(f"written to {arguments.html}", file=sys.stderr)
     if arguments.figures:
-        found = write_figures(data, Path(arguments.figures))
-        print(f"written to {arguments.figures}: {', '.join(f.name for f in found)}", file=sys.stderr)
+        written = write_figures(data, Path(arguments.figures))
+        print(f"written to {arguments.figures}: {', '.join(f.name for f in written)}", file=sys.stderr)

@@ -9,7 +9,7 @@ from typing import Any
 from lpcompile.outlook import Neighbour, Outlook, Row
 from lpcompile.plan import Plan
 from lpcompile.simulate_text import percent, simulation_text
-from lpcompile.tables import size, table
+from lpcompile.tables import Table, size, table
 
 VERSION = 1
 
@@ -25,7 +25,7 @@ def outlook_text(plan: Plan, found: Outlook) -> str:
     return "\n".join([*lines, "", found.advice])
 
 
-def neighbour_table(plan: Plan, found: Outlook) -> str:
+def neighbour_table(plan: Plan, found: Outlook) -> Table:
     """Why every boundary is where it is: the step with the cut moved by one unit, either way."""
 
     def cell(one: Neighbour | None) -> str:
@@ -40,7 +40,7 @@ def neighbour_table(plan: Plan, found: Outlook) -> str:
     return table(rows, ["boundary", "after", "step if one unit earlier", "step if one unit later"])
 
 
-def row_table(rows: Sequence[Row], first: str) -> str:
+def row_table(rows: Sequence[Row], first: str) -> Table:
     """ρ over K, or over methods."""
     cells = [
         [

@@ -37,7 +37,7 @@ def page(data: ReportData) -> str:
         style=f"{style()}\n{part('report.css')}",
         script=part("report.js"),
         data=_json(panels(data)),
-        cards="".join(f"<div><b>{escape(value)}</b>{escape(name)}</div>" for name, value in cards(plan)),
+        cards="".join(f"<div><b>{escape(value)}</b>{escape(name)}</div>" for name, value in data.cards),
         facts="".join(f"<p>{escape(fact)}</p>" for fact in data.facts),
         graph=svg(graph(data)),
         keys="".join(
@@ -72,20 +72,6 @@ def write_figures(data: ReportData, folder: Path) -> list[Path]:
         painted.write_bytes(png(figure))
         written += [drawn, painted]
     return written
-
-
-def cards(plan: Plan) -> list[tuple[str, str]]:
-    unit = cost_unit(plan)
-    work = sum(s.work for s in plan.stages)
-    idle = max(0.0, 1 - work / (plan.K * plan.step)) if plan.step else 0.0
-    return [
-        (f"predicted speedup of at most {plan.K}", f"{plan.rho:.2f}×"),
-        ("a step", f"{plan.step:.4g} {unit}"),
-        ("on one rank", f"{plan.serial:.4g} {unit}"),
-        ("idle on average", f"{100 * idle:.1f} %"),
-        ("above the lower bound at most", f"{100 * plan.gap:.2f} %"),
-        ("largest rank's memory", size(max(s.memory_bytes for s in plan.stages))),
-    ]
 
 
 def panels(data: ReportData) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from lpcompile.charts import Lane
 from lpcompile.plan import Plan
-from lpcompile.tables import Table, aux_table, boundary_table, stage_table, summary, unit_table
+from lpcompile.tables import Table, aux_table, boundary_table, size, stage_table, summary, unit_table
 
 if TYPE_CHECKING:
     from torch import fx
@@ -49,6 +49,7 @@ class ReportData:
     name: str  # of the model
     plan: Plan
     facts: tuple[str, ...]  # sentences, the most important first
+    cards: tuple[tuple[str, str], ...] = ()  # figures to see first: (what it is, its value)
     nodes: tuple[tuple[Node, ...], ...] = ()  # a unit; () where the graph is not at hand
     edges: tuple[tuple[int, int], ...] = ()  # between units that are not neighbours, and neighbours too
     limits: tuple[float, ...] = ()  # bytes a rank
@@ -77,6 +78,7 @@ def report_data(
         name or plan.model,
         plan,
         (*facts, *summary(plan)),
+        _cards(plan),
         edges=chain,
         lanes=tuple(lanes),
         sweep=tuple(sweep),
@@ -84,6 +86,17 @@ def report_data(
         source_note="a saved plan holds no code: name the model instead of the plan to see it",
     )
     return found if program is None else _with_program(found, program)
+
+
+def _cards(plan: Plan) -> tuple[tuple[str, str], ...]:
+    unit = "GFLOP" if plan.cost == "flops" else "ms"
+    return (
+        (f"planned speedup, of at most {plan.K}", f"{plan.rho:.2f}×"),
+        ("a planned step", f"{plan.step:.4g} {unit}"),
+        ("on one rank", f"{plan.serial:.4g} {unit}"),
+        ("above the lower bound at most", f"{100 * plan.gap:.2f} %"),
+        ("the largest rank's memory", size(max(s.memory_bytes for s in plan.stages))),
+    )
 
 
 def _with_program(data: ReportData, program: Program) -> ReportData:

@@ -105,7 +105,7 @@ def _unit(data: ReportData, i: int, column: Column, hue: int) -> Group:
     items += [
         Rect(x, y, width, height, "unit", unit.name, 5),
         Rect(x + 6, y + height - 5, (width - 12) * share, 2.5, "share"),
-        Text(x + 8, y + 15, shorten(unit.name, 27), "label"),
+        Text(x + 8, y + 15, _end(unit.name, 24), "label"),
     ]
     return Group(tuple(items), hue, ("unit", str(i)))
 
@@ -223,6 +223,11 @@ def _arrow(way: tuple[Point, ...]) -> list[Item]:
         (bx - 6 * dx - 3.2 * dy, by - 6 * dy + 3.2 * dx),
     )
     return [Line(way, "edge"), Line(head, "head", "closed")]
+
+
+def _end(text: str, most: int) -> str:
+    """Of a module's path the end, where the numbers of its block are."""
+    return text if len(text) <= most else f"…{text[1 - most :]}"
 
 
 def shorten(text: str, most: int) -> str:

@@ -1,26 +1,43 @@
-"""What the simulator adds to a report: ranks over time, and ρ over K."""
+"""What the simulator adds to a report: ranks over time, ρ over K, its tables, and its advice."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from lpcompile.charts import Lane
 from lpcompile.compare_timeline import batch_of, kind_of
 from lpcompile.compile import balance
+from lpcompile.device_spec import DeviceSpec
 from lpcompile.errors import LpError
+from lpcompile.outlook import Outlook, row
+from lpcompile.outlook_text import neighbour_table, row_table
 from lpcompile.plan import Plan
 from lpcompile.replan import replan
-from lpcompile.report_data import Sweep
-from lpcompile.simulate import Simulation, simulate
+from lpcompile.report_data import ReportData, Sweep
+from lpcompile.simulate import Simulation, default_device
+from lpcompile.simulate_text import rank_table
 
 MOST = 16  # stages of a sweep
 TOO_SHORT = 1 / 4000  # of what is drawn: less than half a pixel
 
 
-def played(plan: Plan) -> Simulation | None:
-    """The plan's own schedule on its own costs; None where the method has none for this plan."""
-    try:
-        return simulate(plan)
-    except LpError:
-        return None
+def with_outlook(data: ReportData, found: Outlook, device: DeviceSpec | None = None) -> ReportData:
+    """The report with what to expect, in the order in which `inspect` prints it."""
+    plan, step = data.plan, found.simulation.step
+    more = [("Ranks, simulated", rank_table(found.simulation))]
+    more += [("Boundaries against their neighbours", neighbour_table(plan, found))] if found.neighbours else []
+    more += [("Other K", row_table(found.sweep, "K"))] if found.sweep else []
+    more += [("Other methods", row_table(found.methods, "method"))] if found.methods else []
+    cards = [(f"simulated speedup on {found.simulation.device}", f"{found.simulation.rho:.2f}×"),
+             ("a simulated step", f"{step:.4g} ms")]  # fmt: skip
+    return replace(
+        data,
+        facts=(found.advice, *data.facts),
+        cards=(*cards, *data.cards),
+        lanes=tuple(lanes(found.simulation)),
+        sweep=tuple(sweep(plan, device)),
+        tables=(*data.tables[:-1], *more, *data.tables[-1:]),
+    )
 
 
 def lanes(found: Simulation) -> list[Lane]:
@@ -43,7 +60,7 @@ def lanes(found: Simulation) -> list[Lane]:
     ]  # fmt: skip
 
 
-def sweep(plan: Plan) -> list[Sweep]:
+def sweep(plan: Plan, device: DeviceSpec | None = None) -> list[Sweep]:
     """ρ for K = 1 to about twice the plan's, of the same units at the same costs."""
     found, costs = [], [u.forward + u.backward for u in plan.units]
     for K in range(1, min(max(2 * plan.K, 8), MOST, len(plan.units)) + 1):
@@ -51,7 +68,7 @@ def sweep(plan: Plan) -> list[Sweep]:
             other = replan(plan, K)
         except LpError:
             continue
-        simulation = played(other)
+        simulated = row(plan, device or default_device(plan), K)
         limit = min(float(K), plan.serial / (balance(costs, K) or 1.0))
-        found.append(Sweep(K, other.rho, None if simulation is None else simulation.rho, limit))
+        found.append(Sweep(K, other.rho, None if simulated is None else simulated.rho, limit))
     return found

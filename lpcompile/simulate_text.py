@@ -5,21 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 from lpcompile.simulate import Simulation
-from lpcompile.tables import size, table
+from lpcompile.tables import Table, size, table
 
 
 def simulation_text(found: Simulation) -> str:
     """A few lines: the step, what each rank does with it, what is sent."""
     replicas = f" x {found.replicas} replicas" if found.replicas > 1 else ""
-    rows = [
-        [r, f"{busy:.3g}", percent(idle), size(sent), bar(busy / found.step if found.step else 0)]
-        for r, (busy, idle, sent) in enumerate(zip(found.busy, found.idle, found.sent, strict=True))
-    ]
     micro = f", {found.micro} micro-batches a step" if found.micro > 1 else ""
     lines = [
         f"simulated {found.method!r}: K = {found.K}{replicas}{micro}, on {found.device}",
         "",
-        table(rows, ["rank", "busy ms", "idle", "sends a step", "load"]),
+        rank_table(found),
         "",
         f"step {found.step:.4g} ms against {found.serial:.4g} ms on one device: ρ = {found.rho:.2f}",
     ]
@@ -28,6 +24,14 @@ def simulation_text(found: Simulation) -> str:
     if found.unknown:
         lines.append(f"note: the cost of {', '.join(found.unknown)} is not known and was taken as 0")
     return "\n".join(lines)
+
+
+def rank_table(found: Simulation) -> Table:
+    rows = [
+        [r, f"{busy:.3g}", percent(idle), size(sent), bar(busy / found.step if found.step else 0)]
+        for r, (busy, idle, sent) in enumerate(zip(found.busy, found.idle, found.sent, strict=True))
+    ]
+    return table(rows, ["rank", "busy ms", "idle", "sends a step", "load"])
 
 
 def percent(share: float) -> str:

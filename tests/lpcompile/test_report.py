@@ -19,10 +19,11 @@ from lpcompile.cli import main
 from lpcompile.compile import parallelize
 from lpcompile.figure import DARK, LIGHT, STYLES, Figure, Group, Line, Rect, Text, css, look, svg, svg_file
 from lpcompile.figure_png import png
+from lpcompile.outlook import outlook
 from lpcompile.plan import Plan
 from lpcompile.report import figures, page, panels
 from lpcompile.report_data import Sweep, report_data
-from lpcompile.report_played import lanes, sweep
+from lpcompile.report_played import lanes, sweep, with_outlook
 from lpcompile.simulate import simulate
 from lpcompile.tables import stage_table
 
@@ -66,7 +67,8 @@ def program():
 
 @pytest.fixture(scope="module")
 def data(program):
-    return report_data(program, program.plan, LANES, SWEEP, facts=["K = 3 is <fine>"], name="resnet20")
+    plain = report_data(program, program.plan, facts=["K = 3 is <fine>"], name="resnet20")
+    return with_outlook(plain, outlook(program.plan, stages=[2, 3]))
 
 
 class Evil(nn.Module):
@@ -89,7 +91,8 @@ def test_the_page_shows_graph_load_memory_timelines_sweep_tables_and_source(data
     assert {v for n, v in shown.named if n == "data-boundary"} == {v for n, v in shown.named if n == "data-aux"}
     words = [word for _, word in shown.texts]
     for wanted in ("limit 1.0 GiB", "AuxNet 0", "λ1", "X2", "rank 2", "planned", "simulated", "limit", "Stages",
-                   "Boundaries", "AuxNets", "Units", "K = 3 is <fine>", "resnet20 in 3 stages"):  # fmt: skip
+                   "Boundaries", "AuxNets", "Units", "K = 3 is <fine>", "resnet20 in 3 stages", "Ranks, simulated",
+                   "Boundaries against their neighbours", "Other K"):  # fmt: skip
         assert wanted in words, wanted
     for row in stage_table(plan).rows:
         assert all(str(value) in words for value in row)
