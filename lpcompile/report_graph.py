@@ -18,7 +18,7 @@ from lpcompile.plan import BoundaryPlan, Plan
 from lpcompile.report_data import ReportData
 from lpcompile.tables import size
 
-BOX, TALL, GAP = (176, 26), 12, 12  # pixels of a unit; units below each other before another column; between two
+BOX, TALL, GAP = (176, 26), 16, 12  # pixels of a unit; units below each other before another column; between two
 PAD, BETWEEN = 14, 92  # pixels around the units of a stage, and between stages
 AUX = (132, 34)
 TOP = 128  # where units begin
