@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from lpcompile.plan import Plan
 
 PIPELINES = ("gpipe", "1f1b")
+DEFAULT_DEVICE = "v100"
 
 
 def add_simulate(parser: argparse.ArgumentParser) -> None:
@@ -27,8 +28,8 @@ def add_simulate(parser: argparse.ArgumentParser) -> None:
     add("-K", metavar="K[,K...]", help="numbers of stages (default: all that divide the devices)")
     add("--nodes", type=int, default=1, help="number of nodes (default 1)")
     add("--gpus", type=int, help="devices in a node (default: the device spec's)")
-    add("--device-spec", metavar="NAME|FILE", default="v100", help="v100 (default), h100, 10gbe-gpu, 10gbe-cpu, "
-        "this-machine, nominal, or a JSON file")  # fmt: skip
+    add("--device-spec", metavar="NAME|FILE", default=DEFAULT_DEVICE, help="v100 (default), h100, 10gbe-gpu, "
+        "10gbe-cpu, this-machine, nominal, or a JSON file")  # fmt: skip
     add("--method", default="multiplier", help="the layer-parallel method (default multiplier)")
     add("--batch", type=int, help="samples of a step for strong scaling (default: the model's own); "
         "weak scaling has the model's own a device")  # fmt: skip
@@ -109,7 +110,8 @@ def _doubling(most: int) -> list[int]:
     return [*(1 << i for i in range(most.bit_length()) if 1 << i < most), most]
 
 
-def stage_counts(given: str | None, devices: int, units: int) -> tuple[int, ...]:
+def stage_counts(given: str | None, devices: int | None = None, units: int | None = None) -> tuple[int, ...]:
+    """The K of "2,4,8", if so many devices and units allow them."""
     if given is None:
         return ()
     try:
@@ -119,9 +121,9 @@ def stage_counts(given: str | None, devices: int, units: int) -> tuple[int, ...]
     if min(found) < 1:
         raise UsageError(f"-K {given}: give numbers of stages (1 or more), as 2,4,8")
     for K in found:
-        if devices % K:
+        if devices is not None and devices % K:
             raise UsageError(f"-K {K} does not divide {devices} devices; every replica needs {K} of them")
-        if K > units:
+        if units is not None and units < K:
             raise UsageError(f"-K {K}: the model can be cut into at most {units} stages")
     return found
 
@@ -151,4 +153,12 @@ def _paper(arguments: argparse.Namespace, device: DeviceSpec) -> int:
 
 
 def _check(arguments: argparse.Namespace) -> int:
-    raise UsageError("--check is not there yet")
+    from lpcompile.device_spec import THIS_MACHINE, device_spec
+    from lpcompile.simulate_check import check, check_text
+
+    named = arguments.device_spec != DEFAULT_DEVICE
+    device = device_spec(arguments.device_spec) if named else THIS_MACHINE
+    (K,) = stage_counts(arguments.K or "2")[:1]
+    rows = check([arguments.model], K=K, batch=arguments.batch, device=device)
+    print(check_text(rows))
+    return 0

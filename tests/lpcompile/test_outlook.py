@@ -98,8 +98,8 @@ def test_all_methods_are_compared_and_exact_ones_are_marked():
 SCHEMA = {
     "version": int, "advice": str,
     "simulation": {"method": str, "K": int, "replicas": int, "micro": int, "device": str, "step": float,
-                   "serial": float, "idle": list, "busy": list, "sent": list, "averaged": float, "played": int, "unknown": list,
-                   "rho": float},
+                   "serial": float, "idle": list, "busy": list, "sent": list, "averaged": float, "played": int,
+                   "unknown": list, "rho": float},
     "neighbours": [{"boundary": int, "by": int, "after": str, "step": float}],
     "sweep": [{"method": str, "K": int, "micro": int, "step": float, "rho": float, "idle": float, "memory": float,
                "sent": float, "exact": bool}],
