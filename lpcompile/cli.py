@@ -6,7 +6,6 @@ Exit codes: 0 fine, 1 cannot be done (the message says what to do), 2 wrong usag
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 from collections.abc import Sequence
@@ -14,6 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lpcompile.cli_compare import add_compare
+from lpcompile.cli_outlook import add_outlook, print_plan
+from lpcompile.cli_report import add_report, check_report, write_report
+from lpcompile.cli_simulate import add_simulate
 from lpcompile.cli_train import add_export, add_train
 from lpcompile.errors import LpError, UsageError
 
@@ -69,6 +71,8 @@ def _parser() -> argparse.ArgumentParser:
     inspect.add_argument("--units", action="store_true", help="show the cost of every unit between cuts")
     inspect.add_argument("--json", action="store_true", help="print the plan as JSON")
     inspect.add_argument("--save", metavar="FILE", help="write the plan to FILE as JSON")
+    add_outlook(inspect)
+    add_report(inspect)
     inspect.set_defaults(run=_inspect)
 
     emit = commands.add_parser("emit", help="write the stages of a model as Python files with their weights")
@@ -94,7 +98,9 @@ def _parser() -> argparse.ArgumentParser:
     add_export(export)
     comparison = commands.add_parser("compare", help="train a model by every method and measure them side by side")
     add_compare(comparison)
-    for command in (inspect, emit, zoo, train, export, comparison):
+    simulation = commands.add_parser("simulate", help="play a model's schedules on devices that you may not have")
+    add_simulate(simulation)
+    for command in (inspect, emit, zoo, train, export, comparison, simulation):
         command.add_argument("--debug", action="store_true", help="show Python tracebacks")
     return parser
 
@@ -135,13 +141,15 @@ def _inspect(arguments: argparse.Namespace) -> int:
     from lpcompile.plan import Plan
     from lpcompile.tables import cut_table, unit_table
 
+    check_report(arguments)
     if arguments.model.endswith(".json"):
         plan = Plan.load(arguments.model)
         if arguments.cuts or arguments.graph:
             raise UsageError("a saved plan has neither cuts nor a graph; name the model instead of the plan")
+        write_report(arguments, None, plan)
         if arguments.units:
             print(unit_table(plan), end="\n\n")
-        print(json.dumps(plan.to_json(), indent=1) if arguments.json else plan)
+        print_plan(arguments, plan)
         return 0
     from lpcompile.passes.cuts import cuts
 
@@ -149,10 +157,11 @@ def _inspect(arguments: argparse.Namespace) -> int:
     source = _source(arguments, "meta" if meta else "cpu")
     program = _program(arguments, source)
     plan = program.plan
+    write_report(arguments, program, plan)
     if arguments.save:
         plan.save(arguments.save)
     if arguments.json:
-        print(json.dumps(plan.to_json(), indent=1))
+        print_plan(arguments, plan)
         return 0
     if arguments.graph:
         print(program.captured.graph, end="\n\n")
@@ -160,7 +169,7 @@ def _inspect(arguments: argparse.Namespace) -> int:
         print(cut_table(cuts(program.captured, max_width=plan.width, tied=arguments.tied)), end="\n\n")
     if arguments.units:
         print(unit_table(plan), end="\n\n")
-    print(plan)
+    print_plan(arguments, plan)
     for note in source.notes:
         print(f"note: {note}")
     return 0

@@ -4,49 +4,38 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from html import escape
-from importlib.resources import files
 from string import Template
 
+from lpcompile.charts import chart, timelines
 from lpcompile.compare import Comparison, Row
-from lpcompile.compare_chart import chart, timelines
 from lpcompile.compare_table import cells, headers, headline, notes
 from lpcompile.compare_timeline import KINDS, SHOWN
+from lpcompile.figure import svg
+from lpcompile.html import KIND_NAMES, cell, legend, part, style, table
 from lpcompile.properties import NAMES
-
-SAYS = {
-    "forward": "forward",
-    "backward": "backward",
-    "auxiliary": "AuxNet, head, λ and κ",
-    "step": "optimizer step",
-    "wait": "waiting",
-    "message": "send, receive",
-    "data": "loading data",
-}
 
 
 def page(found: Comparison) -> str:
     """The whole page; every text that comes from outside is escaped."""
     rows = [r for r in (found.serial, *found.rows) if r is not None]
     measured = [r for r in rows if r.seconds]
-    lines = [(_name(r), [100 * a for a in r.accuracy], _spent(r), r.method == "serial") for r in measured]
-    over_time = chart([(n, s, a, serial) for n, a, s, serial in lines], "test accuracy, %", "seconds of training")
-    by_epoch = [(n, [float(e + 1) for e in range(len(a))], a, serial) for n, a, _, serial in lines]
+    lines = [(_name(r), [100 * a for a in r.accuracy], _spent(r), r.method) for r in measured]
+    role = {"serial": "serial"}
+    over_time = chart([(n, s, a, role.get(m, "")) for n, a, s, m in lines], "test accuracy, %", "seconds of training")
+    by_epoch = [(n, [float(e + 1) for e in range(len(a))], a, role.get(m, "")) for n, a, _, m in lines]
     title = f"{found.request.model} on {found.request.data}, K = {found.request.K}"
-    return Template(_template()).substitute(
+    return Template(part("compare.html")).substitute(
+        style=style(),
         title=escape(title),
         headline=escape(headline(found)),
-        measured=_table(headers(found), [_cells(r) for r in rows]),
-        charts=over_time + chart(by_epoch, "test accuracy, %", "epochs", least=1),
+        measured=table(headers(found), [_cells(r) for r in rows]),
+        charts=svg(over_time) + svg(chart(by_epoch, "test accuracy, %", "epochs", least=1)),
         about_lanes=escape(_about_lanes(measured)),
-        legend="".join(f'<span><i class="{kind}"></i>{escape(SAYS[kind])}</span>' for kind in SAYS if kind in KINDS),
-        lanes=timelines([(_name(r), r.timeline) for r in measured if any(r.timeline)]),
+        legend=legend(kind for kind in KIND_NAMES if kind in KINDS),
+        lanes=svg(timelines([(_name(r), r.timeline) for r in measured if any(r.timeline)])),
         marks=_marks([r for r in found.rows if r.marks]),
         notes="".join(f"<li>{escape(note)}</li>" for note in notes(found)),
     )
-
-
-def _template() -> str:
-    return (files("lpcompile") / "compare.html").read_text(encoding="utf-8")
 
 
 def _about_lanes(rows: Sequence[Row]) -> str:
@@ -67,7 +56,7 @@ def _spent(row: Row) -> list[float]:
 
 def _cells(row: Row) -> list[str]:
     if row.seconds:
-        return [f"<td>{escape(cell)}</td>" for cell in cells(row)]
+        return [cell(text) for text in cells(row)]
     return [f"<td>{escape(row.method)}</td>", f'<td class="why" colspan="7">{escape(row.why.splitlines()[0])}</td>']
 
 
@@ -79,10 +68,4 @@ def _marks(rows: Sequence[Row]) -> str:
             sign, why = row.marks[name]
             line.append(f'<td class="{"yes" if sign == "✓" else "no"}" title="{escape(why)}">{sign}</td>')
         lines.append(line)
-    return _table(["method", *NAMES], lines, "marks")
-
-
-def _table(names: Sequence[str], rows: Sequence[Sequence[str]], kind: str = "") -> str:
-    head = "".join(f"<th>{escape(name)}</th>" for name in names)
-    body = "".join(f"<tr>{''.join(row)}</tr>" for row in rows)
-    return f'<table class="{kind}"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
+    return table(["method", *NAMES], lines, "marks")

@@ -109,10 +109,7 @@ def _put_in_place(made: Path, target: Path) -> None:
 def _write(program: Any, folder: Path) -> None:
     parts, plan = program_parts(program), program.plan
     for name, part in parts.items():
-        kind, _, k = name.partition("_")
-        title = f"{TITLES[kind]}{k}"
-        text = stage_source(part, program.module, title, part_doc(program, kind, int(k), part))
-        (folder / f"{name}.py").write_text(text)
+        (folder / f"{name}.py").write_text(part_source(program, name, part))
     (folder / "weights").mkdir()
     for name, part in parts.items():
         for suffix, tensors in zip(("", ".buffers"), weights(part), strict=True):
@@ -127,6 +124,13 @@ def _write(program: Any, folder: Path) -> None:
     (folder / "README.md").write_text(_readme(program, parts))
     for name, text in run_files(program).items():
         (folder / name).write_text(text)
+
+
+def part_source(program: Any, name: str, part: Any) -> str:
+    """The file of one of `program_parts`."""
+    kind, _, k = name.partition("_")
+    title = f"{TITLES[kind]}{k}"
+    return stage_source(part, program.module, title, part_doc(program, kind, int(k), part))
 
 
 def part_doc(program: Any, kind: str, k: int, part: Any) -> list[str]:

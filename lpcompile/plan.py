@@ -151,7 +151,7 @@ class Plan:
         version = data.get("version") if isinstance(data, dict) else None
         if version != VERSION:
             raise PlanError(f"this is not a plan of version {VERSION} (version: {version!r}); make it again")
-        data = dict(data)
+        data = {key: value for key, value in data.items() if key != "outlook"}  # what `inspect --json` adds
         data["units"] = _all("units", data, lambda u: _make(UnitCost, u))
         data["stages"] = _all("stages", data, lambda s: _make(StagePlan, {**s, "inputs": tuple(s["inputs"])}))
         data["boundaries"] = _all("boundaries", data, _boundary)

@@ -10,10 +10,19 @@ if TYPE_CHECKING:
     from lpcompile.plan import Plan, StagePlan
 
 
-def table(rows: list[list[Any]], headers: list[str]) -> str:
+class Table(str):
+    """A table as text, which still has its headers and rows: pages show the same ones."""
+
+    headers: list[str]
+    rows: list[list[Any]]
+
+
+def table(rows: list[list[Any]], headers: list[str]) -> Table:
     from tabulate import tabulate
 
-    return tabulate(rows, headers, tablefmt="simple", disable_numparse=True, stralign="left")
+    found = Table(tabulate(rows, headers, tablefmt="simple", disable_numparse=True, stralign="left"))
+    found.headers, found.rows = headers, rows
+    return found
 
 
 def plan_text(plan: Plan) -> str:
@@ -31,7 +40,7 @@ def plan_text(plan: Plan) -> str:
     return "\n".join(lines)
 
 
-def stage_table(plan: Plan) -> str:
+def stage_table(plan: Plan) -> Table:
     unit = "GFLOP" if plan.cost == "flops" else "ms"
     headers = ["stage", "units", "parameters", f"forward {unit}", f"backward {unit}", "activations", "memory", "load"]
     most = max((s.work for s in plan.stages), default=1.0) or 1.0
@@ -51,7 +60,7 @@ def stage_table(plan: Plan) -> str:
     return table(rows, headers)
 
 
-def unit_table(plan: Plan) -> str:
+def unit_table(plan: Plan) -> Table:
     """The cost of every unit, with spread and its share of the whole."""
     total = sum(u.forward + u.backward for u in plan.units) or 1.0
     stage_of = {i: s.index for s in plan.stages for i in range(s.first, s.last + 1)}
@@ -75,7 +84,7 @@ def unit_table(plan: Plan) -> str:
     return table(rows, headers)
 
 
-def boundary_table(plan: Plan) -> str:
+def boundary_table(plan: Plan) -> Table:
     rows = [
         [
             b.index,
@@ -88,7 +97,7 @@ def boundary_table(plan: Plan) -> str:
     return table(rows, ["boundary", "after", "carries", "size"])
 
 
-def aux_table(plan: Plan) -> str:
+def aux_table(plan: Plan) -> Table:
     """The AuxNet of every boundary, or the head of every stage: where it runs, what it costs, what it is made of."""
     unit = "GFLOP" if plan.cost == "flops" else "ms"
     rows = []
@@ -131,7 +140,7 @@ def unit_range(plan: Plan, stage: StagePlan) -> str:
     return f"{names[0]} … {names[-1]} ({len(names)})"
 
 
-def cut_table(cuts: Sequence[Cut]) -> str:
+def cut_table(cuts: Sequence[Cut]) -> Table:
     """Every position, legal or not, with the reason."""
     rows = [
         [

@@ -12,7 +12,7 @@ from lpcompile.schedule import Schedule
 from lpcompile.verify import verify
 
 
-def default_schedule(plan: Plan) -> Schedule | None:
+def default_schedule(plan: Plan, replicas: int = 1) -> Schedule | None:
     """Verified; None where the plan is for a method that the runtime does not have, or for a batch that is no whole
     number of micro-batches for its pipeline."""
     method = METHODS.get(plan.method)
@@ -26,6 +26,7 @@ def default_schedule(plan: Plan) -> Schedule | None:
         recursive=plan.aux.startswith("recursive"),
         tied=tied,
         norm=clipped and tied,
+        replicas=replicas,
     )
     schedule = method.schedule(plan, options)
     verify(schedule)

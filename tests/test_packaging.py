@@ -139,3 +139,9 @@ def test_import_adds_less_than_a_fifth_of_a_second_to_that_of_torch(tmp_path: Pa
     code = "import time, torch; start = time.process_time(); import lpcompile; print(time.process_time() - start)"
     seconds = [float(python("-c", code, cwd=tmp_path, path=ROOT).stdout) for _ in range(3)]
     assert statistics.median(seconds) < 0.2, seconds
+
+
+def test_a_wheel_holds_what_pages_are_made_of(wheel: Path) -> None:
+    assert {
+        f"lpcompile/{n}" for n in ("page.css", "report.css", "report.html", "report.js", "compare.html")
+    } <= contents(wheel)

@@ -12,9 +12,9 @@ import torch
 
 import lpcompile
 from lpcompile import compare as module
+from lpcompile.charts import apart, ticks
 from lpcompile.cli import main
 from lpcompile.compare import VERSION, Comparison, Request, compare
-from lpcompile.compare_chart import apart, ticks
 from lpcompile.compare_html import page
 from lpcompile.compare_table import text
 from lpcompile.compare_timeline import batch_of, kind_of, lanes

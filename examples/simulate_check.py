@@ -1,0 +1,19 @@
+"""How well does the simulator know this machine? Steps of real training at K = 2 against predicted ones:
+
+    python examples/simulate_check.py [MODEL ...]            # resnet110, wide_resnet16_4, vit_s16_96, every method
+
+The same as `python -m lpcompile simulate MODEL --check` for each of them. Leave the machine alone while it runs.
+"""
+
+import sys
+
+from lpcompile.simulate_check import MODELS, check, check_text
+
+
+def tell(row):
+    shown = row.why or f"{row.predicted:.1f} ms predicted, {row.measured:.1f} ms measured"
+    print(f"{row.model} by {row.method}: {shown}", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    print(check_text(check(sys.argv[1:] or list(MODELS), tell=tell)))

@@ -1,0 +1,60 @@
+"""What `inspect` says of time: options, text and JSON of the simulator's outlook on a plan."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from typing import TYPE_CHECKING, Any
+
+from lpcompile.errors import UsageError
+
+if TYPE_CHECKING:
+    from lpcompile.outlook import Outlook
+    from lpcompile.plan import Plan
+
+
+def add_outlook(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--device-spec", metavar="NAME|FILE", help="what to predict times for: v100, h100, 10gbe-gpu, 10gbe-cpu, "
+        "this-machine, nominal, or a JSON file")  # fmt: skip
+    add("--sweep", metavar="K=1..16", help="predict speedup, memory and traffic for a range of K")
+    add("--compare-methods", action="store_true", help="predict the speedup of every method")
+
+
+def print_plan(arguments: argparse.Namespace, plan: Plan) -> None:
+    """The plan and what to expect of it, as text or as JSON."""
+    from lpcompile.outlook_text import outlook_json, outlook_text
+
+    found = expected(arguments, plan)
+    if arguments.json:
+        data: dict[str, Any] = plan.to_json()
+        if found is not None:
+            data["outlook"] = outlook_json(found)
+        print(json.dumps(data, indent=1))
+        return
+    print(plan, end="\n\n")
+    if found is not None:
+        print(outlook_text(plan, found))
+    else:
+        print(f"nothing is simulated: {plan.method!r} has no schedule for K = {plan.K} and a batch of {plan.batch}")
+
+
+def expected(arguments: argparse.Namespace, plan: Plan) -> Outlook | None:
+    from lpcompile.device_spec import device_spec
+    from lpcompile.outlook import outlook
+    from lpcompile.runtime.methods import METHODS
+
+    device = device_spec(arguments.device_spec) if arguments.device_spec else None
+    stages = sweep_range(arguments.sweep, len(plan.units)) if arguments.sweep else []
+    return outlook(plan, device, stages, tuple(METHODS) if arguments.compare_methods else ())
+
+
+def sweep_range(given: str, most: int) -> list[int]:
+    """The K of "K=1..16", as far as the model can be cut."""
+    found = re.fullmatch(r"(?:K=)?(\d+)\.\.(\d+)", given.strip())
+    if not found or not 1 <= int(found[1]) <= int(found[2]):
+        raise UsageError(f"--sweep {given}: give a range of K, as K=1..16")
+    if int(found[1]) > most:
+        raise UsageError(f"--sweep {given}: the model can be cut into at most {most} stages")
+    return list(range(int(found[1]), min(int(found[2]), most) + 1))

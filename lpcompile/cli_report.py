@@ -1,0 +1,49 @@
+"""`inspect --html FILE` and `--figures DIR`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lpcompile.cli_compare import writable
+from lpcompile.cli_outlook import expected
+from lpcompile.errors import UsageError
+
+if TYPE_CHECKING:
+    from lpcompile.plan import Plan
+    from lpcompile.program import Program
+
+
+def add_report(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--html", metavar="FILE", help="write one page with the graph, load, memory, timelines, tables "
+                        "and the source of every stage; it needs no network")  # fmt: skip
+    parser.add_argument("--figures", metavar="DIR", help="write the page's figures into DIR, as SVG and as PNG")
+
+
+def check_report(arguments: argparse.Namespace) -> None:
+    """Whether all can be written in the end, told before anything is measured."""
+    writable("html", arguments.html)
+    if arguments.figures and Path(arguments.figures).exists() and not Path(arguments.figures).is_dir():
+        raise UsageError(f"--figures {arguments.figures} is a file; give a folder to write to")
+
+
+def write_report(arguments: argparse.Namespace, program: Program | None, plan: Plan) -> None:
+    if not (arguments.html or arguments.figures):
+        return
+    from lpcompile.device_spec import device_spec
+    from lpcompile.report import page, write_figures
+    from lpcompile.report_data import report_data
+    from lpcompile.report_played import with_outlook
+
+    name = plan.model if program is None else arguments.model
+    data, found = report_data(program, plan, name=name), expected(arguments, plan)
+    if found is not None:
+        data = with_outlook(data, found, arguments.device_spec and device_spec(arguments.device_spec))
+    if arguments.html:
+        Path(arguments.html).write_text(page(data), encoding="utf-8")
+        print(f"written to {arguments.html}", file=sys.stderr)
+    if arguments.figures:
+        written = write_figures(data, Path(arguments.figures))
+        print(f"written to {arguments.figures}: {', '.join(f.name for f in written)}", file=sys.stderr)

@@ -1,0 +1,171 @@
+"""What a plan is simulated on: how fast a device computes, and what carries tensors between devices and nodes.
+
+>>> device_spec("h100").across.time(2**20)      # ms for a MiB between two nodes
+>>> device_spec("cluster.json")                  # your own: see `DeviceSpec`
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import MISSING, asdict, dataclass, fields
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from lpcompile.errors import UsageError
+
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class LinkSpec:
+    """One link, in one direction."""
+
+    gigabytes_per_s: float
+    latency_us: float
+
+    def time(self, nbytes: float, share: float = 1.0) -> float:
+        """ms for so many bytes with this share of the bandwidth."""
+        return self.latency_us / 1e3 + nbytes / (self.gigabytes_per_s * 1e6 * share)
+
+
+@dataclass(frozen=True)
+class DeviceSpec:
+    """Devices in nodes. Rates are those that training really gets, not peaks.
+
+    flops: FLOP/s of a device, with which counted costs become times. scale: how many times as fast as the machine that
+        measured a plan; where given, measured plans keep their measured costs. At least one of the two is needed.
+    memory_gb_per_s: for what only moves bytes (penalties, corrections, optimizers), and as a bound for counted costs.
+    overhead_us: what one unit of the model costs at no samples at all, forward; twice that backward.
+    overlap: the share of a transfer that does not keep the two devices from computing: 1 on GPUs, 0 on plain CPUs.
+    gpus: devices in a node; inside: the link between two of them; across: one of a node's `links` to other nodes.
+    """
+
+    name: str
+    memory_gb_per_s: float
+    inside: LinkSpec
+    across: LinkSpec
+    flops: float | None = None
+    scale: float | None = None
+    overhead_us: float = 0.0
+    overlap: float = 1.0
+    gpus: int = 8
+    links: int = 1
+    memory_gib: float | None = None
+    version: int = VERSION
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+NOMINAL = DeviceSpec("nominal", 400, LinkSpec(25, 10), LinkSpec(5, 20), flops=1e12)
+THIS_MACHINE = DeviceSpec(
+    "this-machine",
+    5,
+    LinkSpec(1.5, 150),
+    LinkSpec(0.1, 200),
+    flops=5e10,
+    scale=1.0,
+    overhead_us=50,
+    overlap=0.0,
+    gpus=2,
+)
+BUILT_IN = {
+    spec.name: spec
+    for spec in (
+        NOMINAL,
+        THIS_MACHINE,
+        DeviceSpec("v100", 750, LinkSpec(40, 10), LinkSpec(10, 20), flops=6e12, overhead_us=60, links=4, memory_gib=32),
+        DeviceSpec(
+            "h100", 2500, LinkSpec(300, 8), LinkSpec(42, 15), flops=2e14, overhead_us=40, links=8, memory_gib=80
+        ),
+        DeviceSpec(
+            "10gbe-gpu", 750, LinkSpec(10, 15), LinkSpec(1.1, 50), flops=6e12, overhead_us=60, gpus=4, memory_gib=32
+        ),
+        DeviceSpec(
+            "10gbe-cpu", 60, LinkSpec(1.1, 50), LinkSpec(1.1, 50), flops=8e11, overhead_us=30, overlap=0.5, gpus=1
+        ),
+    )
+}
+ABOUT = {
+    "nominal": "1 TFLOP/s and PCIe: for counted costs where no device is named",
+    "this-machine": "processes on one machine over gloo; measured costs as they are",
+    "v100": "V100 (float32) with NVLink, 8 a node, four 100 Gb/s InfiniBand links",
+    "h100": "H100 (TF32) with NVLink, 8 a node, eight 400 Gb/s InfiniBand links",
+    "10gbe-gpu": "V100 on PCIe, 4 a node, one 10 Gb Ethernet link",
+    "10gbe-cpu": "servers with CPUs alone, one 10 Gb Ethernet link each",
+}
+
+
+def device_spec(given: str) -> DeviceSpec:
+    """A built-in spec by name, or one from a JSON file."""
+    if given in BUILT_IN:
+        return BUILT_IN[given]
+    path = Path(given)
+    if path.suffix != ".json" and not path.is_file():
+        close = get_close_matches(given, BUILT_IN, n=1, cutoff=0.0)[0]
+        raise UsageError(
+            f"there is no device spec {given!r}; the closest is {close!r}, all are {', '.join(BUILT_IN)}; "
+            f"or name a JSON file"
+        )
+    try:
+        data = json.loads(path.read_text())
+    except OSError as error:
+        raise UsageError(f"cannot read the device spec {given}: {error.strerror}") from None
+    except ValueError as error:
+        raise UsageError(f"the device spec {given} is not JSON ({error})") from None
+    return from_json(data, given)
+
+
+def from_json(data: Any, where: str = "device spec") -> DeviceSpec:
+    """Checked field by field: errors say which one is broken, and how."""
+    if not isinstance(data, dict) or data.get("version") != VERSION:
+        found = data.get("version") if isinstance(data, dict) else None
+        raise UsageError(
+            f'{where}: not a device spec of version {VERSION} (version: {found!r}); add "version": {VERSION}'
+        )
+    values: dict[str, Any] = {}
+    names = {f.name: f for f in fields(DeviceSpec)}
+    for name in data:
+        if name not in names:
+            close = get_close_matches(name, names, n=1, cutoff=0.0)[0]
+            raise UsageError(f"{where}: unknown field {name!r}; the closest is {close!r}, all are {', '.join(names)}")
+    for name, field in names.items():
+        if name not in data:
+            if field.default is MISSING:
+                raise UsageError(f"{where}: {name!r} is missing")
+            continue
+        values[name] = _link(data[name], f"{where}: {name}") if name in ("inside", "across") else data[name]
+    _check(values, where)
+    return DeviceSpec(**values)
+
+
+def _check(values: dict[str, Any], where: str) -> None:
+    for name in ("flops", "scale", "memory_gb_per_s", "memory_gib"):
+        if values.get(name) is not None:
+            _number(values[name], f"{where}: {name}", above=0)
+    for name in ("overhead_us", "overlap"):
+        _number(values.get(name, 0), f"{where}: {name}")
+    for name in ("gpus", "links"):
+        if not isinstance(values.get(name, 1), int) or isinstance(values.get(name), bool) or values.get(name, 1) < 1:
+            raise UsageError(f"{where}: {name} is {values[name]!r}; give a whole number of at least 1")
+    if values.get("overlap", 0) > 1:
+        raise UsageError(f"{where}: overlap is {values['overlap']!r}; give a share from 0 to 1")
+    if values.get("flops") is None and values.get("scale") is None:
+        raise UsageError(f"{where}: neither 'flops' nor 'scale' is given; one of them says how fast a device is")
+
+
+def _link(data: Any, where: str) -> LinkSpec:
+    wanted = [f.name for f in fields(LinkSpec)]
+    if not isinstance(data, dict) or sorted(data) != sorted(wanted):
+        raise UsageError(f"{where} is {data!r}; give {{{', '.join(map(repr, wanted))}}}")
+    _number(data["gigabytes_per_s"], f"{where}.gigabytes_per_s", above=0)
+    _number(data["latency_us"], f"{where}.latency_us")
+    return LinkSpec(float(data["gigabytes_per_s"]), float(data["latency_us"]))
+
+
+def _number(value: Any, where: str, above: float | None = None) -> None:
+    fine = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if not fine or value < 0 or (above is not None and value <= above):
+        raise UsageError(f"{where} is {value!r}; give a number {'above 0' if above is not None else 'of at least 0'}")

@@ -1,0 +1,43 @@
+"""What all our pages share: one style for light and dark, tables, and legends. A page fetches nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from html import escape
+from importlib.resources import files
+
+from lpcompile.figure import css
+
+KIND_NAMES = {
+    "forward": "forward",
+    "backward": "backward",
+    "auxiliary": "AuxNet, head, λ and κ",
+    "step": "optimizer step",
+    "wait": "waiting",
+    "message": "send, receive",
+    "data": "loading data",
+}
+
+
+def part(name: str) -> str:
+    """A file that is packaged with lpcompile: a template, a style, a script."""
+    return (files("lpcompile") / name).read_text(encoding="utf-8")
+
+
+def style() -> str:
+    return f"{css()}\n{part('page.css')}"
+
+
+def legend(kinds: Iterable[str]) -> str:
+    return "".join(f'<span><i class="{kind}"></i>{escape(KIND_NAMES[kind])}</span>' for kind in kinds)
+
+
+def table(names: Sequence[str], rows: Sequence[Sequence[str]], kind: str = "") -> str:
+    """`rows` are cells in HTML already, `<td>` included; see `cell`."""
+    head = "".join(f"<th>{escape(name)}</th>" for name in names)
+    body = "".join(f"<tr>{''.join(row)}</tr>" for row in rows)
+    return f'<table class="{kind}"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
+
+
+def cell(text: str) -> str:
+    return f"<td>{escape(text)}</td>"

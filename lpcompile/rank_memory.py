@@ -1,0 +1,48 @@
+"""How much memory a rank needs: parameters with their state, and the graphs that its schedule keeps alive at once."""
+
+from __future__ import annotations
+
+from lpcompile.plan import Plan
+from lpcompile.schedule import STEPWISE, Schedule
+
+STATE = 3  # copies of the parameters: weights, gradients, momentum
+
+
+def graphs_alive(schedule: Schedule, rank: int) -> int:
+    """The most micro-batches whose graphs are alive at once on a rank, in the steady state.
+
+    A graph lives from the instruction that writes it to the last one that reads it; both recur every step.
+    """
+    M, items = schedule.micro, schedule.ranks[rank]
+    length = len(items)
+    begin: dict[int, int] = {}
+    end: dict[int, int] = {}
+    for at, item in enumerate(items):
+        if item.op in STEPWISE:
+            continue
+        when = -(item.slot // M) * length + at
+        if any(ref.kind == "graph" for ref in item.writes):
+            begin[item.slot % M] = when
+        if any(ref.kind == "graph" for ref in item.reads):
+            end[item.slot % M] = max(end.get(item.slot % M, when), when)
+    lives = [(begin[c], end.get(c, begin[c])) for c in begin]
+    return max((sum((now - a) // length + (b - now) // length + 1 for a, b in lives) for now, _ in lives), default=0)
+
+
+def rank_memory(plan: Plan, schedule: Schedule, share: float = 1.0) -> list[float]:
+    """Bytes a rank, for steps of this share of the plan's batch."""
+    part = share / schedule.micro
+    found = []
+    for stage in plan.stages:
+        r = stage.index
+        hosted = [b.aux for b in plan.boundaries if b.aux is not None and b.aux.rank == r]
+        state = STATE * (stage.parameter_bytes + sum(a.parameter_bytes for a in hosted))
+        aux = sum(
+            b.aux.share * plan.stages[b.index - 1].saved_bytes
+            for b in plan.boundaries
+            if b.aux is not None and b.aux.rank == r
+        )
+        beside = [plan.units[plan.stages[k - 1].last].output_bytes for k in (r, r + 1) if 1 <= k < plan.K]
+        buffers = schedule.depth[r] * sum(beside)
+        found.append(state + part * (graphs_alive(schedule, r) * stage.saved_bytes + aux + buffers))
+    return found
