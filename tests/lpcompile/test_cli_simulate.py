@@ -108,6 +108,11 @@ def test_bad_input_gets_one_clear_line(arguments, message, saved, capsys):
     assert message in error and "Traceback" not in error
 
 
+def test_a_calibration_cannot_be_written_nowhere(capsys):
+    assert main(["simulate", "--calibrate", "/no/such/folder/spec.json"]) == 2
+    assert "cannot be written" in capsys.readouterr().err
+
+
 def test_a_model_is_needed(capsys):
     assert main(["simulate"]) == 2
     assert "needs a MODEL" in capsys.readouterr().err
