@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lpcompile.errors import UsageError
@@ -82,11 +81,13 @@ def plan_for(arguments: argparse.Namespace) -> Plan:
 
 
 def _scale(arguments: argparse.Namespace, plan: Plan, device: DeviceSpec) -> int:
+    from lpcompile.cli_compare import writable
     from lpcompile.scaling import fastest, simulated, splits
     from lpcompile.scaling_text import report, to_json
     from lpcompile.simulate_text import chrome_trace
 
     devices, own = arguments.nodes * device.gpus, plan.batch or 1
+    file = writable("trace", arguments.trace)
     batch = arguments.batch or (own if own % devices == 0 else own * devices)
     stages, method = stage_counts(arguments.K, devices, len(plan.units)), arguments.method
     methods = tuple(dict.fromkeys((method, *PIPELINES)))
@@ -98,10 +99,10 @@ def _scale(arguments: argparse.Namespace, plan: Plan, device: DeviceSpec) -> int
             f"a batch of {batch} cannot be divided over {devices} devices; give a --batch that they divide"
         )
     best = fastest(strong[devices], method)
-    if arguments.trace and best is not None:
+    if file is not None and best is not None:
         found = simulated(plan, device, method, best.K, best.replicas, batch)
         assert found is not None
-        Path(arguments.trace).write_text(json.dumps(chrome_trace(found[0])))
+        file.write_text(json.dumps(chrome_trace(found[0])))
     if arguments.json:
         print(json.dumps(to_json(plan, device, arguments.nodes, strong, weak), indent=1))
     else:
