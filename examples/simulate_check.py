@@ -2,11 +2,13 @@
 
     python examples/simulate_check.py [MODEL ...]            # resnet110, wide_resnet16_4, vit_s16_96, every method
 
-The same as `python -m lpcompile simulate MODEL --check` for each of them. Leave the machine alone while it runs.
+The same as `python -m lpcompile simulate MODEL --check` for each of them, after a few seconds in which the
+machine itself is measured. Leave the machine alone while it runs.
 """
 
 import sys
 
+from lpcompile.calibrate import calibrate
 from lpcompile.simulate_check import MODELS, check, check_text
 
 
@@ -16,4 +18,5 @@ def tell(row):
 
 
 if __name__ == "__main__":
-    print(check_text(check(sys.argv[1:] or list(MODELS), tell=tell)))
+    device = calibrate(2)
+    print(check_text(check(sys.argv[1:] or list(MODELS), device=device, tell=tell), device))

@@ -20,13 +20,19 @@ def add_outlook(parser: argparse.ArgumentParser) -> None:
         "this-machine, nominal, or a JSON file")  # fmt: skip
     add("--sweep", metavar="K=1..16", help="predict speedup, memory and traffic for a range of K")
     add("--compare-methods", action="store_true", help="predict the speedup of every method")
+    add("--trace", metavar="FILE", help="write the simulated timeline as a Chrome trace")
 
 
 def print_plan(arguments: argparse.Namespace, plan: Plan) -> None:
     """The plan and what to expect of it, as text or as JSON."""
+    from lpcompile.cli_compare import writable
     from lpcompile.outlook_text import outlook_json, outlook_text
+    from lpcompile.simulate_text import chrome_trace
 
+    file = writable("trace", arguments.trace)
     found = expected(arguments, plan)
+    if file is not None and found is not None:
+        file.write_text(json.dumps(chrome_trace(found.simulation)))
     if arguments.json:
         data: dict[str, Any] = plan.to_json()
         if found is not None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lpcompile.errors import UsageError
@@ -40,6 +39,7 @@ def add_simulate(parser: argparse.ArgumentParser) -> None:
     add("--paper", action="store_true", help="the paper's speedups, simulated with its placement and with ours")
     add("--check", action="store_true", help="measure steps at K = 2 on this machine against predicted ones, for every "
         "method")  # fmt: skip
+    add("--calibrate", metavar="FILE", help="measure this machine for a few seconds and write its device spec to FILE")
     parser.set_defaults(run=_simulate)
 
 
@@ -49,8 +49,10 @@ def _simulate(arguments: argparse.Namespace) -> int:
     device = device_spec(arguments.device_spec)
     if arguments.paper:
         return _paper(arguments, device)
+    if arguments.calibrate:
+        return _calibrate(arguments)
     if arguments.model is None:
-        raise UsageError("simulate needs a MODEL (or --paper)")
+        raise UsageError("simulate needs a MODEL, or --paper, or --calibrate FILE")
     for name in ("nodes", "gpus", "batch"):
         if getattr(arguments, name) is not None and getattr(arguments, name) < 1:
             raise UsageError(f"--{name} {getattr(arguments, name)}: give a number of at least 1")
@@ -79,11 +81,13 @@ def plan_for(arguments: argparse.Namespace) -> Plan:
 
 
 def _scale(arguments: argparse.Namespace, plan: Plan, device: DeviceSpec) -> int:
+    from lpcompile.cli_compare import writable
     from lpcompile.scaling import fastest, simulated, splits
     from lpcompile.scaling_text import report, to_json
     from lpcompile.simulate_text import chrome_trace
 
     devices, own = arguments.nodes * device.gpus, plan.batch or 1
+    file = writable("trace", arguments.trace)
     batch = arguments.batch or (own if own % devices == 0 else own * devices)
     stages, method = stage_counts(arguments.K, devices, len(plan.units)), arguments.method
     methods = tuple(dict.fromkeys((method, *PIPELINES)))
@@ -95,10 +99,10 @@ def _scale(arguments: argparse.Namespace, plan: Plan, device: DeviceSpec) -> int
             f"a batch of {batch} cannot be divided over {devices} devices; give a --batch that they divide"
         )
     best = fastest(strong[devices], method)
-    if arguments.trace and best is not None:
+    if file is not None and best is not None:
         found = simulated(plan, device, method, best.K, best.replicas, batch)
         assert found is not None
-        Path(arguments.trace).write_text(json.dumps(chrome_trace(found[0])))
+        file.write_text(json.dumps(chrome_trace(found[0])))
     if arguments.json:
         print(json.dumps(to_json(plan, device, arguments.nodes, strong, weak), indent=1))
     else:
@@ -153,12 +157,24 @@ def _paper(arguments: argparse.Namespace, device: DeviceSpec) -> int:
 
 
 def _check(arguments: argparse.Namespace) -> int:
-    from lpcompile.device_spec import THIS_MACHINE, device_spec
+    from lpcompile.calibrate import calibrate
+    from lpcompile.device_spec import device_spec
     from lpcompile.simulate_check import check, check_text
 
-    named = arguments.device_spec != DEFAULT_DEVICE
-    device = device_spec(arguments.device_spec) if named else THIS_MACHINE
     (K,) = stage_counts(arguments.K or "2")[:1]
-    rows = check([arguments.model], K=K, batch=arguments.batch, device=device)
-    print(check_text(rows))
+    named = arguments.device_spec != DEFAULT_DEVICE
+    device = device_spec(arguments.device_spec) if named else calibrate(K)
+    print(check_text(check([arguments.model], K=K, batch=arguments.batch, device=device), device))
+    return 0
+
+
+def _calibrate(arguments: argparse.Namespace) -> int:
+    from lpcompile.calibrate import calibrate
+    from lpcompile.cli_compare import writable
+
+    file = writable("calibrate", arguments.calibrate)
+    assert file is not None
+    spec = calibrate(arguments.gpus or 2)
+    file.write_text(json.dumps(spec.to_json(), indent=1) + "\n")
+    print(f"{spec}\nwritten to {file}; use it with --device-spec {file}")
     return 0

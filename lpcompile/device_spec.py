@@ -62,12 +62,12 @@ class DeviceSpec:
 NOMINAL = DeviceSpec("nominal", 400, LinkSpec(25, 10), LinkSpec(5, 20), flops=1e12)
 THIS_MACHINE = DeviceSpec(
     "this-machine",
-    5,
-    LinkSpec(1.5, 150),
+    30,
+    LinkSpec(1.7, 60),
     LinkSpec(0.1, 200),
     flops=5e10,
     scale=1.0,
-    overhead_us=50,
+    overhead_us=70,
     overlap=0.0,
     gpus=2,
 )

@@ -8,10 +8,10 @@ from lpcompile.schedule import STEPWISE, Schedule
 STATE = 3  # copies of the parameters: weights, gradients, momentum
 
 
-def graphs_alive(schedule: Schedule, rank: int) -> int:
-    """The most micro-batches whose graphs are alive at once on a rank, in the steady state.
+def alive(schedule: Schedule, rank: int, kind: str = "graph") -> int:
+    """The most micro-batches whose graphs (or stashed weights, "W") are alive at once on a rank, in the steady state.
 
-    A graph lives from the instruction that writes it to the last one that reads it; both recur every step.
+    Each lives from the instruction that writes it to the last one that reads it; both recur every step.
     """
     M, items = schedule.micro, schedule.ranks[rank]
     length = len(items)
@@ -20,11 +20,11 @@ def graphs_alive(schedule: Schedule, rank: int) -> int:
     for at, item in enumerate(items):
         if item.op in STEPWISE:
             continue
-        when = -(item.slot // M) * length + at
-        if any(ref.kind == "graph" for ref in item.writes):
-            begin[item.slot % M] = when
-        if any(ref.kind == "graph" for ref in item.reads):
-            end[item.slot % M] = max(end.get(item.slot % M, when), when)
+        when, slot = -(item.slot // M) * length + at, item.slot % M
+        if any(ref.kind == kind for ref in item.writes):
+            begin[slot] = when
+        if any(ref.kind == kind for ref in item.reads):
+            end[slot] = max(end.get(slot, when), when)
     lives = [(begin[c], end.get(c, begin[c])) for c in begin]
     return max((sum((now - a) // length + (b - now) // length + 1 for a, b in lives) for now, _ in lives), default=0)
 
@@ -37,6 +37,7 @@ def rank_memory(plan: Plan, schedule: Schedule, share: float = 1.0) -> list[floa
         r = stage.index
         hosted = [b.aux for b in plan.boundaries if b.aux is not None and b.aux.rank == r]
         state = STATE * (stage.parameter_bytes + sum(a.parameter_bytes for a in hosted))
+        state += alive(schedule, r, "W") * stage.parameter_bytes
         aux = sum(
             b.aux.share * plan.stages[b.index - 1].saved_bytes
             for b in plan.boundaries
@@ -44,5 +45,5 @@ def rank_memory(plan: Plan, schedule: Schedule, share: float = 1.0) -> list[floa
         )
         beside = [plan.units[plan.stages[k - 1].last].output_bytes for k in (r, r + 1) if 1 <= k < plan.K]
         buffers = schedule.depth[r] * sum(beside)
-        found.append(state + part * (graphs_alive(schedule, r) * stage.saved_bytes + aux + buffers))
+        found.append(state + part * (alive(schedule, r) * stage.saved_bytes + aux + buffers))
     return found

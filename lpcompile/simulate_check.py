@@ -113,7 +113,7 @@ def measured_step(events: Sequence[dict[str, Any]], K: int, first: int, last: in
     return max(lengths), tuple(computed)
 
 
-def check_text(rows: Sequence[Checked]) -> str:
+def check_text(rows: Sequence[Checked], device: DeviceSpec | None = None) -> str:
     """The table, and how far off it is at most."""
     cells = [
         [r.model, r.method, r.K, f"{r.predicted:.1f}", f"{r.measured:.1f}", f"{100 * r.off:+.0f} %",
@@ -128,4 +128,5 @@ def check_text(rows: Sequence[Checked]) -> str:
     end = (
         f"{within} of {len(real)} within 10 %; at most {100 * max(real):.0f} % off" if real else "nothing was measured"
     )
-    return f"{table(cells, headers)}\n\n{end}"
+    spec = f"\npredicted with {device}" if device is not None else ""
+    return f"{table(cells, headers)}\n\n{end}{spec}"

@@ -11,11 +11,12 @@ from lpcompile.cli import main
 from lpcompile.device_spec import LinkSpec
 from lpcompile.errors import UsageError
 from lpcompile.paper_table import PAPER, PaperRow, fitted_load, paper_row, paper_schedule, paper_text
-from lpcompile.rank_memory import graphs_alive
+from lpcompile.rank_memory import alive
 from lpcompile.replan import replan
 from lpcompile.runtime.default_schedule import default_schedule
 from lpcompile.scaling import data_parallel, splits
 from lpcompile.scaling_text import advice, split_table
+from lpcompile.schedule import Instruction, Ref, Schedule
 from tests.lpcompile.even_plan import IDEAL, even_plan
 
 METHODS = ("multiplier", "gpipe", "1f1b")
@@ -65,11 +66,17 @@ def test_layer_parallelism_wins_where_gradients_are_dear_and_the_advice_says_so(
 
 
 @pytest.mark.parametrize(
-    "method, alive", [("bp", [1, 1, 1]), ("gpipe", [6, 6, 6]), ("1f1b", [3, 2, 1]), ("multiplier", [1, 1, 1])]
+    "method, graphs", [("bp", [1, 1, 1]), ("gpipe", [6, 6, 6]), ("1f1b", [3, 2, 1]), ("multiplier", [1, 1, 1])]
 )
-def test_graphs_that_a_rank_keeps_alive(method, alive):
+def test_graphs_that_a_rank_keeps_alive(method, graphs):
     schedule = default_schedule(even_plan(3, method, batch=96))
-    assert [graphs_alive(schedule, r) for r in range(3)] == alive
+    assert [alive(schedule, r) for r in range(3)] == graphs
+
+
+def test_stashed_weights_are_counted_while_they_are_kept():
+    """Stashed in slot s, read last in the backward of slot s two steps later: three versions at once."""
+    items = (Instruction("stash", 0, writes=(Ref("W", 0, 0),)), Instruction("backward", -2, reads=(Ref("W", 0, -2),)))
+    assert alive(Schedule("late", 1, 1, (items,), (1,)), 0, "W") == 3
 
 
 def test_simulate_prints_tables_and_advice(saved, capsys, tmp_path):
@@ -106,6 +113,11 @@ def test_bad_input_gets_one_clear_line(arguments, message, saved, capsys):
     assert main(["simulate", saved, *arguments]) == 2
     error = capsys.readouterr().err
     assert message in error and "Traceback" not in error
+
+
+def test_a_calibration_cannot_be_written_nowhere(capsys):
+    assert main(["simulate", "--calibrate", "/no/such/folder/spec.json"]) == 2
+    assert "cannot be written" in capsys.readouterr().err
 
 
 def test_a_model_is_needed(capsys):

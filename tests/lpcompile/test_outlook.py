@@ -150,6 +150,15 @@ def test_bad_ranges_and_devices_get_one_clear_line(arguments, message, tmp_path,
     assert message in capsys.readouterr().err
 
 
+def test_the_simulated_timeline_can_be_kept(tmp_path, capsys):
+    plan, trace = tmp_path / "plan.json", tmp_path / "trace.json"
+    even_plan(2, units=8).save(plan)
+    assert main(["inspect", str(plan), "--trace", str(trace)]) == 0
+    assert {e["pid"] for e in json.loads(trace.read_text())["traceEvents"]} == {0, 1}
+    assert main(["inspect", str(plan), "--trace", str(tmp_path / "no" / "trace.json")]) == 2
+    assert "cannot be written" in capsys.readouterr().err
+
+
 def test_a_plan_that_has_no_schedule_is_shown_and_nothing_is_simulated(tmp_path, capsys):
     file = tmp_path / "plan.json"
     replace(even_plan(3, "gpipe", units=9), batch=13).save(file)

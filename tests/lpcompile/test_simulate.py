@@ -13,6 +13,7 @@ from lpcompile.device_spec import BUILT_IN, DeviceSpec, LinkSpec, device_spec, f
 from lpcompile.errors import ScheduleError, UsageError
 from lpcompile.network import Network, ring
 from lpcompile.op_costs import costs_of
+from lpcompile.runtime.default_schedule import default_schedule
 from lpcompile.runtime.methods import METHODS
 from lpcompile.schedule import Builder, Instruction, Ref, Schedule, build
 from lpcompile.simulate import play, simulate
@@ -58,6 +59,17 @@ def test_every_method_is_played_and_every_instruction_has_a_cost(method, K):
     assert not found.unknown
     assert found.step >= 12 * (1 - 1e-6) and len(found.idle) == K
     assert found.rho <= K * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("method", ["1f1b", "penalty", "multiplier"])
+def test_every_rank_does_what_its_list_says_in_that_order(method):
+    plan = even_plan(3, method)
+    schedule, found = default_schedule(plan), simulate(plan, IDEAL)
+    step = found.played - 1
+    for rank, items in enumerate(schedule.ranks):
+        played = [e.name for e in found.events if (e.rank, e.step) == (rank, step) and e.kind == "compute"]
+        silent = ("send", "recv", "wait")
+        assert played == [str(i) for i in items if i.op not in silent]
 
 
 def test_a_slow_link_is_waited_for():

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from lpcompile.calibrate import MESSAGE, calibrate, spec_of
+from lpcompile.device_spec import from_json
 from lpcompile.simulate_check import Checked, check, check_text, measured_step
 
 
@@ -38,3 +40,18 @@ def test_a_small_network_is_measured_and_predicted():
     assert not row.why
     assert row.measured > 0 and row.predicted > 0 and len(row.computed) == 2
     assert row.measured >= max(row.computed) * 0.5
+
+
+def test_a_spec_is_made_of_what_was_measured():
+    """Together all take 1.25 times as long; two messages of 10 ms cost 5 ms of compute; 8 MiB in 9 ms and latency 1."""
+    times = {"alone": 80.0, "together": 100.0, "during": 105.0, "ping": 1.0, "message": 10.0, "add": 3.0, "unit": 0.05}
+    spec = spec_of(times, 2)
+    assert spec.scale == pytest.approx(0.8) and spec.overlap == pytest.approx(0.75)
+    assert spec.inside.time(4 * MESSAGE) == pytest.approx(10.0)
+    assert spec.overhead_us == pytest.approx(50) and spec.memory_gb_per_s == pytest.approx(4 * MESSAGE / 1e6)
+
+
+def test_this_machine_can_be_measured():
+    spec = calibrate(2, rounds=3)
+    assert from_json(spec.to_json()) == spec and spec.gpus == 2
+    assert 0 < spec.scale <= 1 and 0 <= spec.overlap <= 1
