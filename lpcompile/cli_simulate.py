@@ -30,8 +30,9 @@ def add_simulate(parser: argparse.ArgumentParser) -> None:
     add("--device-spec", metavar="NAME|FILE", default=DEFAULT_DEVICE, help="v100 (default), h100, 10gbe-gpu, "
         "10gbe-cpu, this-machine, nominal, or a JSON file")  # fmt: skip
     add("--method", default="multiplier", help="the layer-parallel method (default multiplier)")
-    add("--batch", type=int, help="samples of a step for strong scaling (default: the model's own); "
-        "weak scaling has the model's own a device")  # fmt: skip
+    add("--batch", type=int, help="samples of a step for strong scaling (default: as many as one node has in weak "
+        "scaling)")  # fmt: skip
+    add("--per-device", type=int, default=32, metavar="N", help="samples for each device in weak scaling (default 32)")
     add("--input", metavar="SHAPE", help="input shape without the batch: 3x32x32, or 16:int64")
     add("--cost", choices=["measured", "flops"], default="flops", help="where costs come from (default flops)")
     add("--json", action="store_true", help="print all numbers as JSON")
@@ -53,9 +54,10 @@ def _simulate(arguments: argparse.Namespace) -> int:
         return _calibrate(arguments)
     if arguments.model is None:
         raise UsageError("simulate needs a MODEL, or --paper, or --calibrate FILE")
-    for name in ("nodes", "gpus", "batch"):
+    for name in ("nodes", "gpus", "batch", "per_device"):
         if getattr(arguments, name) is not None and getattr(arguments, name) < 1:
-            raise UsageError(f"--{name} {getattr(arguments, name)}: give a number of at least 1")
+            option = name.replace("_", "-")
+            raise UsageError(f"--{option} {getattr(arguments, name)}: give a number of at least 1")
     if arguments.check:
         return _check(arguments)
     device = replace(device, gpus=arguments.gpus or device.gpus)
@@ -86,9 +88,9 @@ def _scale(arguments: argparse.Namespace, plan: Plan, device: DeviceSpec) -> int
     from lpcompile.scaling_text import report, to_json
     from lpcompile.simulate_text import chrome_trace
 
-    devices, own = arguments.nodes * device.gpus, plan.batch or 1
+    devices, own = arguments.nodes * device.gpus, arguments.per_device
     file = writable("trace", arguments.trace)
-    batch = arguments.batch or (own if own % devices == 0 else own * devices)
+    batch = arguments.batch or own * device.gpus
     stages, method = stage_counts(arguments.K, devices, len(plan.units)), arguments.method
     methods = tuple(dict.fromkeys((method, *PIPELINES)))
     counts = _doubling(devices)

@@ -19,7 +19,7 @@ from lpcompile.runtime.methods import METHODS
 from lpcompile.simulate import Simulation, default_device, simulate
 
 ENOUGH = 0.95  # of the best speedup: more stages are not worth their devices
-MOST = 16  # stages to look for it
+LOOKED = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)  # stages to look for it; every one more is planned and played
 DOMINANT = 0.5  # of a rank's work: the unit that limits it
 
 
@@ -65,8 +65,8 @@ def outlook(
     if default_schedule(plan) is None:
         return None
     simulation = simulate(plan, device)
-    upto = min(MOST, len(plan.units))
-    looked = {K: row(plan, device, K) for K in {*range(1, upto + 1), *stages}}
+    upto = {K for K in (*LOOKED, plan.K) if K <= len(plan.units)}
+    looked = {K: row(plan, device, K) for K in sorted({*upto, *stages})}
     found = [one for one in looked.values() if one is not None]
     return Outlook(
         simulation,
@@ -112,7 +112,7 @@ def advice(plan: Plan, found: Simulation, rows: Sequence[Row], device: DeviceSpe
     at = next((one.rho for one in rows if one.K == enough), best)
     if best < 1.05:
         parts.append(f"{plan.method!r} makes no K faster on {device.name}")
-    elif enough == max(one.K for one in rows) and enough == MOST:
+    elif enough == max(one.K for one in rows) and enough < len(plan.units):
         parts.append(f"the model can use {enough} ({at:.1f}x) and more")
     elif enough == plan.K:
         parts.append("it is the most that this model can use")
