@@ -90,11 +90,10 @@ def backward(w: Worker, item: Instruction, slot: int) -> None:
     leaves, ends = w.values["graph", w.rank, slot]
     factor = w.rescale(slot)
     with versions.held(w, slot):
-        if w.last:
-            if (
-                ends.requires_grad or not w.method.heads
-            ):  # a stage without parameters, and no gradient goes further down
-                ends.backward(None if factor == 1.0 else torch.full_like(ends, factor))
+        if w.last and w.method.heads and not ends.requires_grad:
+            pass  # a stage without parameters, and no gradient goes further down
+        elif w.last:
+            ends.backward(None if factor == 1.0 else torch.full_like(ends, factor))
         else:
             given = terms(w, item, w.rank + 1, slot)
             feel(w, w.rank + 1, slot, given)
