@@ -126,7 +126,7 @@ class Trainer(Engine):
                 found[f"beta {above}"] = float(w.betas[above].at(self.steps))
         found["step ms"] = 1e3 * (time.perf_counter() - begin)
         if self.distributed:
-            found["wait ms"] = 1e3 * self.workers[0].waited
+            found["wait ms"] = found[f"wait ms {self.rank}"] = 1e3 * self.workers[0].waited
         found["bytes"] = sum(w.sent for w in self.workers)
         for w in self.workers:
             w.waited, w.sent = 0.0, 0

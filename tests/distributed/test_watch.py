@@ -26,7 +26,8 @@ def test_a_line_every_so_many_steps_with_what_all_ranks_know(folder):
     rows = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
     steps = [r for r in rows if "loss" in r]
     assert [r["step"] for r in steps] == [1, 3, 5, 7]
-    wanted = {"loss", "violation 1", "beta 1", "lr", "step ms", "wait ms", "bytes", "epoch", "method"}
+    wanted = {"loss", "violation 1", "beta 1", "lr", "step ms", "wait ms", "bytes", "epoch", "method",
+              "wait ms 0", "wait ms 1"}  # fmt: skip
     assert all(wanted <= set(r) for r in steps)
     assert [r["test accuracy"] >= 0 for r in rows if "test accuracy" in r] == [True, True]
 
