@@ -38,6 +38,7 @@ def add_train(parser: argparse.ArgumentParser) -> None:
     add("--warmup-violation", type=float, metavar="V", help="decouple as soon as λ is this near to X (default 0.05)")
     add("--buffer", type=int, metavar="N", help="micro-batches in a replay buffer of dgl-async (default 8)")
     add("--buffer-policy", help="which of them are drawn: least-reused (default), newest or random")
+    add("--finish", type=int, metavar="STEPS", help="exact steps at the end, in which the stages settle (default 0)")
     add("--aux", choices=["derived", "tied", "recursive", "recursive-shared"], help="form of the AuxNets")
     add("--aux-budget", type=float, metavar="SHARE", help="cost of an AuxNet as a share of its stage's (default 0.1)")
     add("--init", choices=["fresh", "copy", "consistent"], help="how AuxNets start; consistent sets dropped residual "
@@ -63,8 +64,8 @@ def add_train(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=_train)
 
 
-OPTIONS = ("beta", "micro", "lockstep", "stash", "psi", "kappa", "clip", "warmup", "warmup_violation", "buffer",
-           "buffer_policy")  # fmt: skip
+OPTIONS = ("beta", "micro", "lockstep", "stash", "psi", "kappa", "clip", "warmup", "warmup_violation", "finish",
+           "buffer", "buffer_policy")  # fmt: skip
 WATCH = ("save", "save_every", "keep", "resume", "log", "log_every", "tensorboard", "trace", "evaluate_every")
 OTHER = ("model", "data", "K", "replicas", "method", "epochs", "batch", "lr", "optimizer", "weight_decay", "schedule",
          "aux", "aux_budget", "init", "cost", "plan", "size", "input", "seed", "device", "workers",

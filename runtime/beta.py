@@ -4,7 +4,7 @@
 >>> parse({0: 0.5, 1000: 1.0, 4000: 3.0})         # from these steps on
 >>> exponential(0.5, 3.0, steps=5000)             # smoothly
 >>> adaptive(0.5, target=0.05, most=10.0)         # up while the violation is above the target, down while below
->>> relative(20.0)                                # by what the loss wants of λ
+>>> relative(40.0, most=3.0)                      # by what the loss wants of λ
 
 Why `relative`: under `multiplier` a stage minimises p·X + β ψ(λ, X), which for the scale-free ψ is a regression of X
 on λ - p |X|²/(2β). Nothing but β keeps that step short, for p is taken at λ and does not see where X goes; to first
@@ -24,7 +24,8 @@ from torch import Tensor
 
 from lpcompile.errors import UsageError
 
-TOLERANCE, LEAST, MOST = (
+# relative, for K stages: tolerance TOLERANCE / K in units of the loss, at least LEAST, at most MOST K |p||X|
+TOLERANCE, LEAST, MOST = 80.0, 3.0, 1.5
     40.0,
     3.0,
     3.0,
@@ -103,21 +104,21 @@ def adaptive(start: float = START, *, target: float = 0.05, most: float = 10.0, 
     return Beta("adaptive", _positive(start), _positive(most), target=_positive(target), rate=_positive(rate))
 
 
-def relative(tolerance: float = TOLERANCE, *, least: float = LEAST, most: float = MOST, rate: float = 0.05) -> Beta:
-    """least: the smallest β, also until the first p has come; most: β is at most so many times |p||X|, or the penalty
-    outweighs the loss; rate: of the running mean of |p||X|."""
+def relative(tolerance: float, most: float, *, least: float = LEAST, rate: float = 0.05) -> Beta:
+    """most: β is at most so many times |p||X|; least: the smallest β, also until the first p has come; rate: of the
+    running mean of |p||X|."""
     return Beta("relative", _positive(least), _positive(most), target=_positive(tolerance), rate=_positive(rate))
 
 
-def parse(given: Any, default: str = "rising") -> Beta:
-    """A Beta from what users write; None is the method's own."""
+def parse(given: Any, default: str = "rising", K: int = 2) -> Beta:
+    """A Beta from what users write; None is the method's own. K: stages, whose errors add up."""
     given = default if given is None else given
     if isinstance(given, Beta):
         return given
     if given == "rising":
         return exponential()
     if given == "relative":
-        return relative()
+        return relative(TOLERANCE / K, MOST * K)
     if given == "adaptive":
         return adaptive()
     if isinstance(given, Mapping) and given:

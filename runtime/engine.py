@@ -204,7 +204,7 @@ class Engine:
             w.settings = self.settings
             w.updater.clip = self._clip(method)
             for beta in w.betas.values():
-                beta.use(self.settings.rule(method.beta), self.settings.total_steps)
+                beta.use(self.settings.rule(method.beta, self.plan.K), self.settings.total_steps)
 
     def _say(self, text: str) -> None:
         """Tell the user something, once, from one process."""

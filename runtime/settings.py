@@ -35,6 +35,8 @@ class Settings:
         scaling). checkpoint: recompute activations, on all ranks (True) or on some.
     warmup: exact steps before decoupling, at most so many; None: none where the AuxNets start consistently (or are the
         user's), else a tenth of training. warmup_violation: or until λ is this near to X.
+    finish: so many exact steps (`bp`) at the end, in which the stages settle on each other's real outputs; needs a known
+        length of training.
     collapse: "stop" or "warn" when a boundary's values stop to vary; check_every: steps between such checks.
     buffer: micro-batches that a replay buffer of `dgl-async` holds; buffer_policy: which it gives and gives up, see
         `lpcompile.runtime.replay.Buffer`.
@@ -59,15 +61,16 @@ class Settings:
     checkpoint: bool | Sequence[int] = False
     warmup: int | None = None
     warmup_violation: float = 0.05
+    finish: int = 0
     collapse: str = "stop"
     check_every: int = 50
     buffer: int = 8
     buffer_policy: str = "least-reused"
     total_steps: int | None = None
 
-    def rule(self, default: str = "rising") -> Beta:
+    def rule(self, default: str = "rising", K: int = 2) -> Beta:
         """β's rule; the method's default is for the scale-free ψ."""
-        return parse(self.beta, default if self.psi == "scaled" else "rising")
+        return parse(self.beta, default if self.psi == "scaled" else "rising", K)
 
     def recomputes(self, rank: int) -> bool:
         return self.checkpoint if isinstance(self.checkpoint, bool) else rank in self.checkpoint
@@ -100,6 +103,7 @@ def settings(options: dict[str, Any]) -> Settings:
     _at_least("micro", found.micro, 1)
     _at_least("accumulate", found.accumulate, 1)
     _at_least("warmup", found.warmup, 0)
+    _at_least("finish", found.finish, 0)
     _at_least("check_every", found.check_every, 1)
     if found.stash == "2bw" and found.accumulate > 1:
         raise UsageError(
@@ -117,7 +121,7 @@ def _one_of(name: str, value: Any, known: Sequence[Any]) -> None:
 
 
 def _at_least(name: str, value: Any, least: int) -> None:
-    whole = isinstance(least, int) and name in ("micro", "accumulate", "warmup", "check_every", "buffer")
+    whole = isinstance(least, int) and name in ("micro", "accumulate", "warmup", "finish", "check_every", "buffer")
     kinds = (int,) if whole else (int, float)
     if value is not None and (not isinstance(value, kinds) or isinstance(value, bool) or value < least):
         raise UsageError(f"{name}={value!r} is not a {'whole ' if whole else ''}number of at least {least}")

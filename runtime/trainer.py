@@ -50,6 +50,7 @@ class Trainer(Engine):
         where there is a loss: on the last rank, and where a stage has a head (see `needs`).
         """
         begin = time.perf_counter()
+        self._finish()
         inputs = to_device(self._inputs(x, size), self.device)
         specs = [spec for _, spec in self.program.captured._lp.signature.inputs]
         parts = micro_batches(inputs, specs, to_device(y, self.device), index, self.micro, self.steps, size)
@@ -152,6 +153,13 @@ class Trainer(Engine):
                     self.violation_at_start = worst
                 log.info("step %d: decoupled after a warm-up, largest violation %.3g", self.steps, worst)
                 self._use(self.target)
+
+    def _finish(self) -> None:
+        """Go on exactly when only the last steps are left, on all ranks alike."""
+        total, last = self.settings.total_steps, self.settings.finish
+        if last and total and self.steps >= total - last and not self.target.exact and self.plan.K > 1:
+            log.info("step %d: the last %d steps are exact", self.steps, total - self.steps)
+            self.switch("bp", micro=None)
 
     def plan_steps(self, total: int) -> None:
         """Say how long training lasts, for a β that rises with it, where the settings do not."""

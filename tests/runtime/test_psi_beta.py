@@ -67,7 +67,7 @@ def test_adaptive_beta_rises_above_the_target_and_falls_below_it():
 
 
 def test_relative_beta_follows_the_gradient_in_a_running_mean():
-    state = beta.BetaState(beta.relative(10.0, least=4.0, most=3.0, rate=0.5))
+    state = beta.BetaState(beta.relative(10.0, 3.0, least=4.0, rate=0.5))
     assert state.at(0) == 4.0  # until the first p has come
     for pull, expected in ((10.0, 10.0), (30.0, 40.0), (0.0, 10.0), (0.0, 4.0), (95.0, 150.0)):
         state.felt(torch.tensor(pull))
@@ -77,7 +77,8 @@ def test_relative_beta_follows_the_gradient_in_a_running_mean():
 
 
 def test_the_methods_own_rule_is_for_the_scale_free_psi():
-    assert settings({}).rule("relative").kind == "relative"
+    assert settings({}).rule("relative", 2) == beta.relative(40.0, 3.0)
+    assert settings({"beta": "relative"}).rule("rising", 4) == beta.relative(20.0, 6.0)  # errors of stages add up
     assert settings({"psi": "l2"}).rule("relative").kind == "exponential"
     assert settings({"beta": 3}).rule("relative").kind == "constant"
 

@@ -256,6 +256,14 @@ def test_auxnets_that_start_elsewhere_are_warmed_up(init, warm):
     assert asked.method.name == "penalty"
 
 
+def test_the_last_steps_may_be_exact(caplog):
+    trainer = trainer_of(norm_mlp(), 2, data()[0][0], "multiplier", micro=2, total_steps=5, finish=2)
+    with caplog.at_level("INFO", logger="lpcompile"):
+        methods = [trainer.step(*batch)["method"] for batch in data(5)]
+    assert methods == ["multiplier"] * 3 + ["bp"] * 2
+    assert "step 3: the last 2 steps are exact" in caplog.text
+
+
 def test_load_state_dict_takes_the_models_own_keys():
     trainer = trainer_of(norm_mlp(), 3, data()[0][0], "penalty")
     other = norm_mlp(seed=5)
@@ -302,7 +310,7 @@ def test_recalibration_takes_statistics_on_x_and_nothing_else():
 
 def test_a_relative_beta_is_the_same_on_both_sides_of_a_boundary():
     program = compiled(norm_mlp(), 3, data()[0][0], hosts=[1, 2])  # AuxNets above their boundaries: both ranks weigh
-    rule = beta.relative(1.0, least=1e-9)
+    rule = beta.relative(1.0, 3.0, least=1e-9)
     trainer = program.trainer(F.cross_entropy, optimizer=sgd, method="multiplier", micro=2, beta=rule, warmup=0)
     found = [trainer.step(*batch) for batch in data(4)]
     trainer.flush()
