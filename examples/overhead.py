@@ -18,6 +18,7 @@ import torch.nn.functional as F
 
 import lpcompile
 from lpcompile.models import REGISTRY
+from lpcompile.runtime.launch import keep_freed_memory
 from lpcompile.tables import size, table
 
 STEPS = 12
@@ -56,7 +57,7 @@ def against_a_loop(name, data):
 def from_the_trace(name, data, method):
     torch.manual_seed(0)
     model = REGISTRY[name].factory()
-    program = lpcompile.parallelize(model, 2, example_inputs=data[0][0], cost="flops", init="consistent")
+    program = lpcompile.parallelize(model, 2, example_inputs=data[0][0], method=method, init="consistent", threads=1)
     with tempfile.TemporaryDirectory() as folder:
         file = f"{folder}/trace.json"
         program.fit(F.cross_entropy, data, 1, optimizer=sgd, method=method, trace=file, train_batches=0)
@@ -80,6 +81,7 @@ def from_the_trace(name, data, method):
 def main():
     name, batch = sys.argv[1] if len(sys.argv) > 1 else "resnet110", int(sys.argv[2]) if len(sys.argv) > 2 else 64
     torch.set_num_threads(1)
+    keep_freed_memory()  # as ranks do: else both sides pay for page faults, and not alike
     data = batches(name, STEPS, batch)
     print(against_a_loop(name, data), end="\n\n")
     shares, memory = [], []

@@ -26,10 +26,6 @@ from lpcompile.errors import UsageError
 
 # relative, for K stages: tolerance TOLERANCE / K in units of the loss, at least LEAST, at most MOST K |p||X|
 TOLERANCE, LEAST, MOST = 80.0, 3.0, 1.5
-    40.0,
-    3.0,
-    3.0,
-)  # relative: in units of the loss; the smallest β; the largest |p||X| times so much
 # rising, the default of most methods: a small β at first, or λ = X = constant is the easiest way out
 START, END, STEPS = 0.5, 3.0, 2000
 

@@ -99,8 +99,8 @@ def pin(local_rank: int, device: str = "cpu") -> None:
 
 
 def keep_freed_memory() -> None:
-    """Let activations of the next step have the memory of this one's. glibc would give it back to the system and ask for
-    it again page by page, which took up to a tenth of a step."""
+    """Let activations of the next step have the memory of this one's. glibc would give it back to the system and ask
+    for it again page by page, which took up to a tenth of a step."""
     with contextlib.suppress(OSError, AttributeError):
         libc = ctypes.CDLL("libc.so.6")
         libc.mallopt(M_MMAP_THRESHOLD, 2**30)

@@ -35,8 +35,8 @@ class Settings:
         scaling). checkpoint: recompute activations, on all ranks (True) or on some.
     warmup: exact steps before decoupling, at most so many; None: none where the AuxNets start consistently (or are the
         user's), else a tenth of training. warmup_violation: or until λ is this near to X.
-    finish: so many exact steps (`bp`) at the end, in which the stages settle on each other's real outputs; needs a known
-        length of training.
+    finish: so many exact steps (`bp`) at the end, in which the stages settle on each other's real outputs, where the
+        length of training is known.
     collapse: "stop" or "warn" when a boundary's values stop to vary; check_every: steps between such checks.
     buffer: micro-batches that a replay buffer of `dgl-async` holds; buffer_policy: which it gives and gives up, see
         `lpcompile.runtime.replay.Buffer`.
