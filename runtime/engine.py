@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("lpcompile")
 WARMUP = 200  # exact steps at most, where AuxNets do not start consistently and nobody says how many
 SAMPLES, MICRO = 8, 4  # by default at most so many micro-batches, of at least so many samples
+WORTH_MS = 15.0  # and, where times are known, of at least so many milliseconds on the busiest rank
 Prepared = tuple[Schedule, dict[int, tuple[Op, ...]]]
 
 
@@ -332,7 +333,10 @@ def default_micro(method: Method, plan: Plan, stash: str = "all") -> int:
         return plan.K
     if method.name != "multiplier" or plan.K == 1 or not plan.batch_free:
         return 1
-    return max(1, min(MICRO, (plan.batch or 1) // SAMPLES))
+    most = min(MICRO, (plan.batch or 1) // SAMPLES)
+    if plan.cost == "measured":  # a micro-batch must be worth its overhead
+        most = min(most, int(max(s.work for s in plan.stages) / WORTH_MS))
+    return max(1, most)
 
 
 def asdict_shallow(given: Settings) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from torch import nn
 import lpcompile
 from lpcompile.errors import InputError, TrainingError, UsageError
 from lpcompile.runtime import beta, memory
+from lpcompile.runtime.engine import default_micro
 from lpcompile.runtime.methods import METHODS
 from tests.runtime.small import (
     Wide,
@@ -254,6 +256,14 @@ def test_auxnets_that_start_elsewhere_are_warmed_up(init, warm):
     assert trainer.method.name == "penalty"
     asked = program.trainer(F.cross_entropy, optimizer=sgd, method="penalty", warmup=0)
     assert asked.method.name == "penalty"
+
+
+@pytest.mark.parametrize(("cost", "work", "micro"), [("flops", 1.0, 4), ("measured", 31.0, 2), ("measured", 900.0, 4),
+                                                       ("measured", 3.0, 1)])  # fmt: skip
+def test_micro_batches_are_worth_their_overhead(cost, work, micro):
+    plan = compiled(norm_mlp(), 2, data(1, size=64)[0][0]).plan
+    stages = tuple(dataclasses.replace(s, work=work) for s in plan.stages)
+    assert default_micro(METHODS["multiplier"], dataclasses.replace(plan, cost=cost, stages=stages)) == micro
 
 
 def test_the_last_steps_may_be_exact(caplog):
