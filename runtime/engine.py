@@ -334,8 +334,8 @@ def default_micro(method: Method, plan: Plan, stash: str = "all") -> int:
     if method.name != "multiplier" or plan.K == 1 or not plan.batch_free:
         return 1
     most = min(MICRO, (plan.batch or 1) // SAMPLES)
-    if plan.cost == "measured":  # a micro-batch must be worth its overhead
-        most = min(most, int(max(s.work for s in plan.stages) / WORTH_MS))
+    if plan.cost == "measured":  # worth their overhead, but K of them: with fewer all gradients are steps late
+        most = min(most, max(plan.K, int(max(s.work for s in plan.stages) / WORTH_MS)))
     return max(1, most)
 
 

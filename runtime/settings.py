@@ -21,9 +21,9 @@ class Settings:
     """The options of `program.trainer`.
 
     micro: micro-batches a step (`multiplier`'s skew is counted in them); None: 1 where K = 1 or the method is neither
-        skewed nor a pipeline, else up to 4 of at least 8 samples and (where times are known) 15 ms, or up to 2K that
-        divide the batch where it is one (`gpipe`, `1f1b`, `zb`; see `lpcompile.pipelining`). lockstep: `multiplier`
-        without skew.
+        skewed nor a pipeline, else up to 4 of at least 8 samples (more than K only where they take 15 ms), or up to 2K
+        that divide the batch where it is one (`gpipe`, `1f1b`, `zb`; see `lpcompile.pipelining`). lockstep:
+        `multiplier` without skew.
     stash: the weights that `pipedream` keeps, "all" (one version for each micro-batch in flight) or "2bw" (two).
     recursive: AuxNets start from the model's input. kappa: how `lagrangian` keeps κ, "stored" or "auxnet".
     psi: "scaled", "l2", "l1" or "linf". beta: see `lpcompile.runtime.beta`. lam_weight: the penalty's pull on λ against
