@@ -83,10 +83,11 @@ def bars(name: str, rows: Sequence[Bar], marks: Sequence[tuple[str, float, str]]
     """One bar a row, made of parts; `marks` are (name, length, role) of lines across all of them."""
     most = max([sum(length for _, length, _ in parts) for _, parts, _ in rows] + [at for _, at, _ in marks] + [1e-12])
     behind = LETTER * max((len(text) for _, _, text in rows), default=0) + 8
-    scale, top = (WIDTH - 56 - behind) / most, 30.0
+    left = max(56.0, LETTER * max((len(label) for label, _, _ in rows), default=0) + 8)
+    scale, top = (WIDTH - left - behind) / most, 30.0
     found: list[Item] = [Text(0, 12, says)]
     for i, (label, parts, text) in enumerate(rows):
-        y, x = top + i * (ROW + GAP), 56.0
+        y, x = top + i * (ROW + GAP), left
         found.append(Text(0, y + 14, label))
         for role, length, title in parts:
             found.append(Rect(x, y, max(0.0, scale * length), ROW, f"box {role}", title))
@@ -95,7 +96,7 @@ def bars(name: str, rows: Sequence[Bar], marks: Sequence[tuple[str, float, str]]
     bottom = top + len(rows) * (ROW + GAP)
     free = 0.0
     for i, (label, at, role) in enumerate(sorted(marks, key=lambda m: m[1])):
-        x = 56 + scale * at
+        x = left + scale * at
         found.append(Line(((x, top - 4), (x, bottom + 2)), role))
         middle = max(x, free + LETTER * len(label) / 2 + 6 if i else 0.0)
         middle = min(middle, WIDTH - LETTER * len(label) / 2)

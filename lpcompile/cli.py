@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lpcompile.cli_bench import add_bench
 from lpcompile.cli_compare import add_compare
 from lpcompile.cli_outlook import add_outlook, print_plan
 from lpcompile.cli_report import add_report, check_report, write_report
@@ -98,9 +99,11 @@ def _parser() -> argparse.ArgumentParser:
     add_export(export)
     comparison = commands.add_parser("compare", help="train a model by every method and measure them side by side")
     add_compare(comparison)
+    speed = commands.add_parser("bench", help="measure how fast a model trains, against DDP, FSDP and torch's pipelines")
+    add_bench(speed)
     simulation = commands.add_parser("simulate", help="play a model's schedules on devices that you may not have")
     add_simulate(simulation)
-    for command in (inspect, emit, zoo, train, export, comparison, simulation):
+    for command in (inspect, emit, zoo, train, export, comparison, speed, simulation):
         command.add_argument("--debug", action="store_true", help="show Python tracebacks")
     return parser
 

@@ -162,7 +162,7 @@ def compare(found: Comparison, keep: Callable[[], None] = lambda: None) -> None:
     request.check()
     augment = not any(_stores(request.job(method)) for method in request.methods)
     count = len(request.methods)
-    found.machine = _machine()
+    found.machine = machine()
 
     def alone(function: Callable[[Task], Any], label: str) -> Any:
         task = Task(request.job("bp"), label, augment)
@@ -235,6 +235,7 @@ def marks(request: Request, method: str) -> dict[str, list[str]]:
     return {}
 
 
-def _machine() -> dict[str, Any]:
+def machine() -> dict[str, Any]:
+    """What a measurement should say of where it was made."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return {"date": datetime.date.today().isoformat(), "torch": torch.__version__, "cores": cores}

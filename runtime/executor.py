@@ -73,7 +73,7 @@ def run(
         worker.now = op.name
         if board is not None:
             board.note(worker.step, op.name)
-        begin = time.perf_counter() if worker.trace is not None else 0.0
+        begin = worker.clock() if worker.trace is not None else 0.0
         try:
             with torch.profiler.record_function(f"rank {rank}: {op.name}") if profiled else NOTHING:
                 waiting = _do(worker, transport, op, slot, depth)
@@ -84,7 +84,7 @@ def run(
                 error.add_note(f"in step {worker.step} on rank {rank}, instruction {op.name!r}")
             raise
         if worker.trace is not None:
-            worker.trace.append((op.name, rank, worker.step, begin, time.perf_counter()))
+            worker.trace.append((op.name, rank, worker.step, begin, worker.clock()))
         worker.progress += 1
         for ref in op.frees:
             values.pop((ref.kind, ref.boundary, base + ref.slot), None)

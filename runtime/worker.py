@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -70,6 +71,7 @@ class Worker:
         self.method: Method
         self.metrics: dict[str, list[tuple[Tensor, float]]] = {}
         self.trace: list[tuple[str, int, int, float, float]] | None = None
+        self.clock = time.perf_counter  # of the trace
         self.weigh = False  # whether graphs are weighed in this step
         self.graph_bytes: dict[int, int] = {}  # of the micro-batches whose graphs are alive
         self.peak_graph_bytes = 0

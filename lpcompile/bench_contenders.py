@@ -1,0 +1,219 @@
+"""Who runs in a bench: plain training, data parallelism, torch's own pipelines, and every method of ours.
+
+A contender is one rank of one way to train. All are measured by the same loop (`lpcompile.bench_rank`), which asks them
+for a step at a time; what a step did with its time they add to `spent`, in seconds of this thread's CPU.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from lpcompile.bench_task import Task, Work, call, loss, slice_of, work
+from lpcompile.compare_timeline import kind_of
+from lpcompile.compile import parallelize
+from lpcompile.errors import UsageError
+from lpcompile.pipelining import SCHEDULES, micro_batches
+from lpcompile.plan import Plan
+from lpcompile.program import Program
+from lpcompile.runtime.methods import METHODS
+
+PLAIN, THREADS, LIMIT, DDP, FSDP = "plain", "threads", "limit", "ddp", "fsdp"
+TORCH = {f"torch-{name}": name for name in SCHEDULES}  # torch's own engine, by our planner's cut
+PEERS = (PLAIN, THREADS, LIMIT, DDP, FSDP, *TORCH)
+CONTENDERS = (*PEERS, *METHODS)
+PARTS = {"forward": "forward", "backward": "backward", "auxiliary": "aux", "step": "optimizer", "message": "transfer",
+         "wait": "python"}  # fmt: skip
+
+
+class Contender:
+    """One rank. `sent`: bytes that it sent in the last step; `micro`: micro-batches of a step."""
+
+    micro = 1
+    sent = 0
+
+    def __init__(self, given: Work) -> None:
+        self.work, self.batches = given, given.forever()
+        self.spent: dict[str, float] = {}
+
+    @contextlib.contextmanager
+    def clocked(self, part: str) -> Iterator[None]:
+        begin = time.thread_time()
+        yield
+        self.spent[part] = self.spent.get(part, 0.0) + time.thread_time() - begin
+
+    def step(self) -> None:
+        raise NotImplementedError
+
+    def use(self, micro: int) -> None:
+        """Go on with so many micro-batches a step."""
+        raise NotImplementedError
+
+    def finish(self) -> None:
+        """Nothing is under way afterwards."""
+
+
+class Plain(Contender):
+    """The loop that everybody writes; around a wrapped model, and on a part of the batch, it is data parallelism."""
+
+    def __init__(self, given: Work, wrap: Callable[[nn.Module], nn.Module] | None = None, part: Any = None) -> None:
+        super().__init__(given)
+        self.model = wrap(given.model) if wrap is not None else given.model
+        self.optimizer = given.optimizer(list(self.model.parameters()))
+        self.part = part
+
+    def step(self) -> None:
+        x, y, _ = next(self.batches)
+        if self.part is not None:
+            x, y = slice_of((x, y), *self.part)
+        with self.clocked("forward"):
+            value = loss(call(self.model, x), y)
+        with self.clocked("backward"):
+            torch.autograd.backward(value)
+        with self.clocked("optimizer"):
+            self.optimizer.step()
+            self.optimizer.zero_grad(set_to_none=True)
+
+
+class Pipeline(Contender):
+    """One rank of `torch.distributed.pipelining`, on a stage that our planner cut."""
+
+    def __init__(self, given: Work, program: Program, schedule: str) -> None:
+        super().__init__(given)
+        rank = dist.get_rank()
+        self.program, self.schedule, self.rank = program.train(), schedule, rank
+        stage = program.stages[rank]
+        self.optimizer = given.optimizer(list(stage.parameters()))
+        plan = program.plan
+        self.sent = sum(b.nbytes for b in plan.boundaries if rank in (b.index - 1, b.index))
+        for other in program.stages:
+            if other is not stage:
+                own = {id(p) for p in stage.parameters()}
+                for p in other.parameters():
+                    if id(p) not in own:
+                        p.data = torch.empty(0)
+        self.use(micro_batches(schedule, plan.K, plan.batch, free=plan.batch_free))
+
+    def use(self, micro: int) -> None:
+        from torch.distributed.pipelining import PipelineStage, schedules
+
+        K, device = self.program.plan.K, next(self.program.stages[self.rank].parameters()).device
+        stage = PipelineStage(self.program.stages[self.rank], self.rank, K, device)
+        for name, part in (("forward_one_chunk", "forward"), ("backward_one_chunk", "backward"),
+                           ("backward_weight_one_chunk", "backward")):  # fmt: skip
+            setattr(stage, name, self._timed(getattr(stage, name), part))
+        made = getattr(schedules, SCHEDULES[self.schedule])
+        self.engine = made([stage] if self.schedule == "zb" else stage, micro, loss_fn=loss)
+        self.micro = micro
+
+    def _timed(self, function: Callable[..., Any], part: str) -> Callable[..., Any]:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            with self.clocked(part):
+                return function(*args, **kwargs)
+
+        return run
+
+    def step(self) -> None:
+        x, y, _ = next(self.batches)
+        io, plan = self.program.stages[self.rank]._lp_io[True], self.program.plan
+        inputs = self.program.flat_inputs(x)
+        own = [inputs[i] for i in io.inputs]
+        first, later = (own, {}) if self.rank == 0 else ([], dict(zip(plan.stages[self.rank].inputs, own, strict=True)))
+        self.engine.step(*first, target=y if self.rank == plan.K - 1 else None, return_outputs=False, **later)
+        with self.clocked("optimizer"):
+            self.optimizer.step()
+            self.optimizer.zero_grad(set_to_none=True)
+
+
+class Ours(Contender):
+    """One rank of a method of ours, by the trainer that everybody uses."""
+
+    def __init__(self, given: Work, program: Program, method: str) -> None:
+        super().__init__(given)
+        self.trainer = program.trainer(loss, optimizer=given.optimizer, method=method, warmup=0)
+        self.micro = self.trainer.micro
+        worker = self.trainer.workers[0]
+        worker.trace, worker.clock = [], time.thread_time
+
+    def use(self, micro: int) -> None:
+        self.trainer.switch(self.trainer.target.name, micro=micro)
+        self.micro = self.trainer.micro
+
+    def step(self) -> None:
+        x, y, index = next(self.batches)
+        self.sent = self.trainer.step(x, y, index)["bytes"]
+        trace = self.trainer.workers[0].trace
+        assert trace is not None
+        for name, _, _, begin, end in trace:
+            part = PARTS[kind_of(name)]
+            self.spent[part] = self.spent.get(part, 0.0) + end - begin
+        trace.clear()
+
+    def finish(self) -> None:
+        self.trainer.flush()
+
+
+def make(name: str, task: Task, plan: Plan | None) -> Contender:
+    """This rank's part of a contender. `plan`: for those that run on stages."""
+    given = work(task)
+    if name in (PLAIN, LIMIT):
+        return Plain(given)
+    if name == THREADS:
+        torch.set_num_threads(task.K)
+        if task.cores and hasattr(os, "sched_setaffinity"):
+            os.sched_setaffinity(0, task.cores[: task.K])
+        return Plain(given)
+    rank, world = dist.get_rank(), dist.get_world_size()
+    if name == DDP:
+        found = Plain(given, _ddp, (rank, world))
+        found.sent = round(2 * (world - 1) / world * _nbytes(given.model))  # a ring
+        return found
+    if name == FSDP:
+        size = _nbytes(given.model)
+        found = Plain(given, _fsdp, (rank, world))
+        found.sent = round(3 * (world - 1) / world * size)  # gathered for forward and backward, scattered once
+        return found
+    assert plan is not None
+    program = parallelize(given.model, plan.K, plan=plan, example_inputs=given.batches[0][0], gate=False)
+    return Pipeline(given, program, TORCH[name]) if name in TORCH else Ours(given, program, name)
+
+
+def _ddp(model: nn.Module) -> nn.Module:
+    return nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
+
+
+def _fsdp(model: nn.Module) -> nn.Module:
+    """Every block by itself, as its documentation advises: what stands in a list or a sequence and has parts."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    device = next(model.parameters()).device.type
+    mesh = init_device_mesh(device, (dist.get_world_size(),))
+    lists = [m for m in model.modules() if isinstance(m, (nn.ModuleList, nn.Sequential))]
+    for block in {id(b): b for m in lists for b in m.children() if any(True for _ in b.children())}.values():
+        if any(True for _ in block.parameters()):
+            fully_shard(block, mesh=mesh)
+    return fully_shard(model, mesh=mesh)  # type: ignore[return-value]
+
+
+def _nbytes(model: nn.Module) -> int:
+    return sum(p.nbytes for p in model.parameters() if p.requires_grad)
+
+
+def micro_choices(name: str, plan: Plan) -> list[int]:
+    """Micro-batches to try for a contender whose results do not depend on them; none for the others."""
+    method = TORCH.get(name, name)
+    if method not in SCHEDULES or not plan.batch_free or not plan.batch:
+        return []
+    found = []
+    for micro in (plan.K, 2 * plan.K, 4 * plan.K, 8 * plan.K):
+        with contextlib.suppress(UsageError):
+            found.append(micro_batches(method, plan.K, plan.batch, micro))
+    return found

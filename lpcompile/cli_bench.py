@@ -1,0 +1,72 @@
+"""The command `bench`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+from lpcompile.cli_compare import writable
+
+GIVEN = ("model", "K", "batch", "steps", "optimizer", "input", "cost", "seed", "device", "timeout")
+QUICK = {"steps": 4, "cost": "flops"}
+
+
+def add_bench(parser: argparse.ArgumentParser) -> None:
+    """Options in the order in which one meets them: what, how, and what is kept of it."""
+    parser.description = (
+        "Measure steps of MODEL by plain training, DDP, FSDP, torch's pipelines and every method of ours, on K local "
+        "processes each, one core (or GPU) a process, in turns in one run; print step time, speedup, memory, traffic, "
+        "idle time, and where the time goes."
+    )
+    add = parser.add_argument
+    add("model", metavar="MODEL", help="a built-in model, torchvision:NAME, timm:NAME, hf:TYPE, file.py:factory, ...")
+    add("-K", type=int, default=2, help="number of ranks (default 2)")
+    add("--contenders", default="all", metavar="all|A,B,...", help="who runs besides plain training: threads, limit, "
+        "ddp, fsdp, torch-gpipe, torch-1f1b, torch-zb, and methods as in train (default all)")  # fmt: skip
+    add("--batch", type=int, help="samples a step, of all ranks together (default 64)")
+    add("--steps", type=int, help="counted steps of each contender (default 20)")
+    add("--optimizer", help="sgd (default) or adamw")
+    add("--input", metavar="SHAPE", help="the model's input without the batch, where nothing tells it: 3x32x32")
+    add("--cost", choices=["measured", "flops"], help="where the plans' costs come from (default measured)")
+    add("--device", help="cpu (default) or cuda, one GPU a rank")
+    add("--seed", type=int)
+    add("--timeout", type=float, metavar="S", help="seconds after which a rank that does not move is taken for dead")
+    add("--quick", action="store_true", help="4 steps of each, plans by FLOPs: does it run, not how fast")
+    add("--gate", metavar="FILE", help="ratios to reach, as JSON; exit code 1 where one is missed")
+    add("--json", metavar="FILE", help="write all numbers")
+    add("--html", metavar="FILE", help="write one page with tables and figures")
+    parser.set_defaults(run=_bench)
+
+
+def _bench(arguments: argparse.Namespace) -> int:
+    from lpcompile import bench_gate
+    from lpcompile.bench import Bench, Request, bench, check_model, progress
+    from lpcompile.bench_contenders import CONTENDERS
+    from lpcompile.bench_html import page
+    from lpcompile.bench_table import text
+
+    given: dict[str, Any] = {n: getattr(arguments, n) for n in GIVEN if getattr(arguments, n) is not None}
+    given = (QUICK if arguments.quick else {}) | given
+    html, json = (writable(n, getattr(arguments, n)) for n in ("html", "json"))
+    rules = bench_gate.load(Path(arguments.gate), arguments.model) if arguments.gate else ()
+    asked = arguments.contenders
+    names = CONTENDERS if asked == "all" else tuple(n.strip() for n in asked.split(",") if n.strip())
+    request = Request(**given, contenders=tuple(dict.fromkeys((*names, *bench_gate.needed(rules)))))
+    request.check()
+    check_model(request)
+    found = Bench(request)
+    bench(found, progress())
+    print(text(found), flush=True)
+    if json is not None:
+        found.save(json)
+    if html is not None:
+        html.write_text(page(found), encoding="utf-8")
+    for file in (f for f in (json, html) if f is not None):
+        print(f"written to {file}", file=sys.stderr)
+    judged = bench_gate.judge(found, rules)
+    if judged:
+        print(f"\n{bench_gate.gate_text(judged)}")
+    failed = any(row.why.startswith("failed") for row in found.rows)
+    return 1 if failed or not all(j.holds for j in judged) else 0
