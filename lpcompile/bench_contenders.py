@@ -17,12 +17,14 @@ import torch.distributed as dist
 from torch import nn
 
 from lpcompile.bench_task import Task, Work, call, loss, slice_of, work
+from lpcompile.compare_runners import MADE
 from lpcompile.compare_timeline import kind_of
 from lpcompile.compile import parallelize
 from lpcompile.errors import UsageError
 from lpcompile.pipelining import SCHEDULES, micro_batches
 from lpcompile.plan import Plan
 from lpcompile.program import Program
+from lpcompile.runtime import memory
 from lpcompile.runtime.methods import METHODS
 
 PLAIN, THREADS, LIMIT, DDP, FSDP = "plain", "threads", "limit", "ddp", "fsdp"
@@ -59,9 +61,15 @@ class Contender:
     def finish(self) -> None:
         """Nothing is under way afterwards."""
 
+    def held(self) -> int:
+        """Bytes of what stays from step to step: weights, buffers, the optimizer's state."""
+        raise NotImplementedError
+
 
 class Plain(Contender):
     """The loop that everybody writes; around a wrapped model, and on a part of the batch, it is data parallelism."""
+
+    buckets = 0  # bytes that DDP keeps for gradients
 
     def __init__(self, given: Work, wrap: Callable[[nn.Module], nn.Module] | None = None, part: Any = None) -> None:
         super().__init__(given)
@@ -80,6 +88,9 @@ class Plain(Contender):
         with self.clocked("optimizer"):
             self.optimizer.step()
             self.optimizer.zero_grad(set_to_none=True)
+
+    def held(self) -> int:
+        return self.buckets + _held(self.model, self.optimizer)
 
 
 class Pipeline(Contender):
@@ -131,6 +142,9 @@ class Pipeline(Contender):
             self.optimizer.step()
             self.optimizer.zero_grad(set_to_none=True)
 
+    def held(self) -> int:
+        return _held(self.program.stages[self.rank], self.optimizer)
+
 
 class Ours(Contender):
     """One rank of a method of ours, by the trainer that everybody uses."""
@@ -159,6 +173,9 @@ class Ours(Contender):
     def finish(self) -> None:
         self.trainer.flush()
 
+    def held(self) -> int:
+        return sum(size for name, size in memory.of(self.trainer.workers[0]).items() if name not in MADE)
+
 
 def make(name: str, task: Task, plan: Plan | None) -> Contender:
     """This rank's part of a contender. `plan`: for those that run on stages."""
@@ -173,7 +190,8 @@ def make(name: str, task: Task, plan: Plan | None) -> Contender:
     rank, world = dist.get_rank(), dist.get_world_size()
     if name == DDP:
         found = Plain(given, _ddp, (rank, world))
-        found.sent = round(2 * (world - 1) / world * _nbytes(given.model))  # a ring
+        found.buckets = _nbytes(given.model)
+        found.sent = round(2 * (world - 1) / world * found.buckets)  # a ring
         return found
     if name == FSDP:
         size = _nbytes(given.model)
@@ -201,6 +219,13 @@ def _fsdp(model: nn.Module) -> nn.Module:
         if any(True for _ in block.parameters()):
             fully_shard(block, mesh=mesh)
     return fully_shard(model, mesh=mesh)  # type: ignore[return-value]
+
+
+def _held(model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
+    states = [t for s in optimizer.state.values() for t in s.values()]
+    tensors = [t for t in (*model.parameters(), *model.buffers(), *states) if isinstance(t, torch.Tensor)]
+    locals_ = [t.to_local() if hasattr(t, "to_local") else t for t in tensors]
+    return sum(t.nbytes for t in locals_ if t.device.type != "meta")
 
 
 def _nbytes(model: nn.Module) -> int:

@@ -30,14 +30,14 @@ def serve(name: str, task: Task, plan: dict[str, Any] | None, pipes: list[Any]) 
     logging.basicConfig(level=logging.ERROR)
     warnings.simplefilter("ignore")
     pipe = pipes[int(os.environ["RANK"])]
-    _trim()
-    before = _resident()
     begin = time.perf_counter()
     contender = make(name, task, Plan.from_json(plan) if plan is not None else None)
     built = time.perf_counter() - begin
     contender.step()
     first = time.perf_counter() - begin - built
     pipe.send({"built": built, "first": first, "micro": contender.micro})
+    contender.finish()
+    before = _resident() - contender.held()  # Python, torch and the compiler
     while True:
         with guard.away(0, "waiting for its turn"):
             command, value = pipe.recv()
@@ -108,6 +108,7 @@ def _synchronize(device: str) -> None:
 
 
 def _resident() -> int:
+    _trim()
     memory.reset_peak()
     return memory.process()
 

@@ -89,7 +89,7 @@ def notes(found: Bench) -> list[str]:
         "ρ: plain training's step over the contender's, medians over the whole run; contenders took turns in short "
         "blocks, each on processes of its own, one core and one thread a rank. In brackets the quartiles.",
         "of K: ρ over K. of the limit: ρ over that of K plain trainings at once, one a core: what this machine allows.",
-        "peak memory: the most that the process had in a step beyond what it had before the model was made.",
+        "peak memory: the most that the process had in a step, without what Python, torch and the compiler take.",
         "sent a step: over all ranks; of DDP and FSDP computed (a ring), of torch's pipelines from the plan, of ours "
         "counted. idle: the share of a rank's time in which its process did nothing.",
         "where the time goes: CPU time, AuxNet with λ and κ, transfer with what communication threads took; wait is "

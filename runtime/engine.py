@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("lpcompile")
 WARMUP = 200  # exact steps at most, where AuxNets do not start consistently and nobody says how many
-SAMPLES, MICRO = 8, 4  # by default at most so many micro-batches, of at least so many samples
-WORTH_MS = 15.0  # and, where times are known, of at least so many milliseconds on the busiest rank
+LEAST = 8  # samples of a micro-batch that `multiplier` needs to be skewed by
+HALVES, ENOUGH = 2, 16  # micro-batches by which the other decoupled methods save memory, of at least so many samples
 Prepared = tuple[Schedule, dict[int, tuple[Op, ...]]]
 
 
@@ -331,12 +331,13 @@ def default_micro(method: Method, plan: Plan, stash: str = "all") -> int:
         return micro_batches(method.name, plan.K, plan.batch, free=plan.batch_free)
     if method.name == "pipedream" and stash == "2bw":
         return plan.K
-    if method.name != "multiplier" or plan.K == 1 or not plan.batch_free:
+    if plan.K == 1 or not plan.batch_free:
         return 1
-    most = min(MICRO, (plan.batch or 1) // SAMPLES)
-    if plan.cost == "measured":  # worth their overhead, but K of them: with fewer all gradients are steps late
-        most = min(most, max(plan.K, int(max(s.work for s in plan.stages) / WORTH_MS)))
-    return max(1, most)
+    if method.name == "multiplier":  # with fewer of them all gradients are steps late
+        return max(1, min(plan.K, (plan.batch or 1) // LEAST))
+    if method.name in ("penalty", "lagrangian"):  # activations of one at a time
+        return max(1, min(HALVES, (plan.batch or 1) // ENOUGH))
+    return 1
 
 
 def asdict_shallow(given: Settings) -> dict[str, Any]:

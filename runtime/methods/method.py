@@ -107,8 +107,13 @@ class Layout:
         for k in self.receives(b.rank):
             b.recv("lam", k, slot, self.hosts[k])
 
-    def make_lams(self, b: Builder, slot: int, op: str = "aux_forward", keep: bool = True) -> set[int]:
-        """The AuxNets of this rank, and their λ on the way; gives the boundaries whose λ was waited for."""
+    def make_lams(
+        self, b: Builder, slot: int, op: str = "aux_forward", keep: Callable[[int], bool] = lambda k: True
+    ) -> set[int]:
+        """The AuxNets of this rank, and their λ on the way; gives the boundaries whose λ was waited for.
+
+        keep: the boundaries whose AuxNet's graph will be used.
+        """
         waited = set()
         for k in self.hosted(b.rank):
             reads = []
@@ -117,7 +122,7 @@ class Layout:
                 if self.hosts[k - 1] != b.rank and k - 1 not in waited:
                     b.wait("lam", k - 1, slot)
                     waited.add(k - 1)
-            b.do(op, slot, k, reads, [("lam", k), *([("aux", k)] if keep else [])])
+            b.do(op, slot, k, reads, [("lam", k), *([("aux", k)] if keep(k) else [])])
             for target in self.targets(k):
                 b.send("lam", k, slot, target)
         return waited

@@ -10,7 +10,8 @@ the p that rank r+1 made in the slot before, then the forward of the next one fr
     rank 2    F s    B s     F s+1  B s+1  F s+2 B s+2
 
 Optimizers step between a backward and the next forward, so forward and backward of a micro-batch see the same weights
-and only one graph is alive. An AuxNet learns late, with β ∂ψ/∂λ_k + p_k; its small forward is run again for that.
+and only one graph is alive. λ of the step's next micro-batch is made before a forward, so that no rank waits for it. An
+AuxNet learns late, with β ∂ψ/∂λ_k + p_k; where its optimizer has stepped since, its small forward is run again for that.
 With `lockstep` nothing is skewed: backwards wait for each other, as in plain training.
 """
 
@@ -73,7 +74,7 @@ def last_rank_slot(b: Builder, slot: int, layout: Layout, options: ScheduleOptio
     layout.post_lams(b, slot)
     if above:
         b.recv("X", r, slot, r - 1)
-    waited = layout.make_lams(b, slot, keep=False)
+    waited = layout.make_lams(b, slot, keep=lambda k: slot + 1 < options.micro)
     decoupled_forward(b, slot, layout, waited)
     _backward(b, slot, layout)
     if above:
@@ -86,20 +87,26 @@ def skewed_slot(b: Builder, slot: int, layout: Layout, options: ScheduleOptions)
     r = b.rank
     delay = layout.K - 1 - r
     above, below = layout.hosts.get(r) == r, layout.hosts[r + 1] == r
-    layout.post_lams(b, slot)
+    def make_lams(slot: int) -> None:
+        layout.post_lams(b, slot)
+        layout.make_lams(b, slot, keep=lambda k: slot + delay + (k == r) < options.micro)
+
+    if slot == 0:
+        make_lams(0)
     b.recv("p", r + 1, slot + 1 - delay, r + 1)  # rank r+1 makes it in this slot, it is used in the next
     if above:
         b.recv("X", r, slot - delay, r - 1)
-    layout.make_lams(b, slot, keep=False)
     if not below:
         b.wait("lam", r + 1, slot - delay)
     _backward(b, slot - delay, layout)
     if below:
-        correct(b, slot - delay, r + 1, "distil", recompute=layout)
+        correct(b, slot - delay, r + 1, "distil", recompute=layout if slot < delay else None)
     if above:
         _correct_above(b, slot - delay - 1, layout)
     if slot == options.micro - 1:
         finish(b, options)
+    else:
+        make_lams(slot + 1)
     there = {r} if layout.chain and below else set()  # waited for when it went into the AuxNet
     decoupled_forward(b, slot - delay + 1, layout, there)
 
@@ -116,12 +123,12 @@ def _backward(b: Builder, slot: int, layout: Layout) -> None:
         b.send("p", r, slot, r - 1)
 
 
-def _correct_above(b: Builder, slot: int, recompute: Layout | None) -> None:
-    """Rank r makes λ_r and has p_r; X_r has come from below."""
+def _correct_above(b: Builder, slot: int, layout: Layout | None) -> None:
+    """Rank r makes λ_r and has p_r; X_r has come from below. layout: of skewed ranks, whose steps come in between."""
     r = b.rank
     b.wait("X", r, slot)
     b.do("penalize", slot, r, [("lam", r), ("X", r)], [("d", r)])
-    correct(b, slot, r, "distil", recompute=recompute)
+    correct(b, slot, r, "distil", recompute=layout if slot < 0 else None)
 
 
 def adjoint(t: Terms) -> Tensors:

@@ -47,7 +47,7 @@ def decoupled_slot(b: Builder, slot: int, layout: Layout, *, stored: bool = Fals
         b.recv("X", r, slot, r - 1)
         if kappa:
             b.recv("kappa", r, slot, r - 1)
-    waited = layout.make_lams(b, slot, "recall" if stored else "aux_forward", keep=not stored)
+    waited = layout.make_lams(b, slot, "recall" if stored else "aux_forward", lambda k: not stored)
     decoupled_forward(b, slot, layout, waited)
     decoupled_backward(b, slot, layout, kappa)
     learn = "store" if stored else "distil"

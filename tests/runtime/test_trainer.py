@@ -258,12 +258,14 @@ def test_auxnets_that_start_elsewhere_are_warmed_up(init, warm):
     assert asked.method.name == "penalty"
 
 
-@pytest.mark.parametrize(("cost", "work", "micro"), [("flops", 1.0, 4), ("measured", 46.0, 3), ("measured", 900.0, 4),
-                                                       ("measured", 3.0, 2)])  # fmt: skip
-def test_micro_batches_are_worth_their_overhead(cost, work, micro):
+@pytest.mark.parametrize(("method", "batch", "K", "micro"), [
+    ("multiplier", 64, 2, 2), ("multiplier", 64, 4, 4), ("multiplier", 16, 4, 2), ("multiplier", 7, 2, 1),
+    ("penalty", 64, 2, 2), ("penalty", 64, 4, 2), ("penalty", 31, 2, 1), ("lagrangian", 32, 3, 2),
+    ("penalty-stored", 64, 2, 1), ("pipedream", 64, 2, 1), ("multiplier", 64, 1, 1),
+])  # fmt: skip
+def test_how_many_micro_batches_where_nobody_says(method, batch, K, micro):
     plan = compiled(norm_mlp(), 2, data(1, size=64)[0][0]).plan
-    stages = tuple(dataclasses.replace(s, work=work) for s in plan.stages)
-    assert default_micro(METHODS["multiplier"], dataclasses.replace(plan, cost=cost, stages=stages)) == micro
+    assert default_micro(METHODS[method], dataclasses.replace(plan, K=K, batch=batch)) == micro
 
 
 def test_the_last_steps_may_be_exact(caplog):
