@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -243,9 +244,9 @@ def _samples(name: str, answers: list[dict[str, Any]]) -> list[float]:
     """ms of each step: from when all ranks were through with one to when all are through with the next."""
     ends = [a["ends"] for a in answers]
     if name == LIMIT:  # trainings that have nothing to do with each other
-        return [1e3 * (b - a) for one in ends for a, b in zip(one, one[1:], strict=False)]
+        return [1e3 * (b - a) for one in ends for a, b in pairwise(one)]
     last = [max(at) for at in zip(*ends, strict=True)]
-    return [1e3 * (b - a) for a, b in zip(last, last[1:], strict=False)]
+    return [1e3 * (b - a) for a, b in pairwise(last)]
 
 
 def _measure(row: Row, blocks: list[list[dict[str, Any]]], request: Request) -> None:

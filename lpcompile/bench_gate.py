@@ -58,7 +58,9 @@ def load(file: Path, model: str) -> tuple[Rule, ...]:
     if not isinstance(data, dict) or data.get("version") != VERSION or not isinstance(data.get("models"), dict):
         raise UsageError(f'--gate {file}: expected {{"version": {VERSION}, "models": {{NAME: [rules]}}}}')
     if model not in data["models"]:
-        raise UsageError(f"--gate {file} has no rules for {model}; it has some for {', '.join(data['models']) or 'none'}")
+        raise UsageError(
+            f"--gate {file} has no rules for {model}; it has some for {', '.join(data['models']) or 'none'}"
+        )
     rules = data["models"][model]
     if not isinstance(rules, list) or not rules:
         raise UsageError(f"--gate {file}: the rules for {model} are no list, or an empty one")

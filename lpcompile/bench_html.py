@@ -45,7 +45,9 @@ def _cells(row: Row, found: Bench) -> list[str]:
 def speedups(found: Bench) -> Figure:
     """ρ of all, with the measured limit across."""
     rows: list[Bar] = [
-        (r.name, [("forward", r.rho, f"ρ = {r.rho:.3f}")], f"{r.rho:.2f}") for r in found.rows if r.step and r.name != LIMIT
+        (r.name, [("forward", r.rho, f"ρ = {r.rho:.3f}")], f"{r.rho:.2f}")
+        for r in found.rows
+        if r.step and r.name != LIMIT
     ]
     limit = found.row(LIMIT)
     marks = [(f"limit {limit.rho:.2f}", limit.rho, "limit")] if limit is not None else []

@@ -6,8 +6,6 @@ machine has cores.
 
 from __future__ import annotations
 
-import os
-import tempfile
 import time
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,6 +15,7 @@ from lpcompile.compile import parallelize
 from lpcompile.device_spec import THIS_MACHINE
 from lpcompile.errors import LpError
 from lpcompile.outlook import row
+from lpcompile.passes.profile import fresh_costs
 from lpcompile.plan import Plan
 from lpcompile.runtime import launch
 
@@ -46,8 +45,7 @@ def plans_of(task: Task, methods: tuple[str, ...], cost: str, timeout: float) ->
 
 def _plan(task: Task, methods: tuple[str, ...], cost: str) -> dict[str, Any]:
     """In a process of its own, pinned as a rank is."""
-    with tempfile.TemporaryDirectory() as folder:
-        os.environ["LPCOMPILE_CACHE"] = folder  # measured now, not remembered from another day
+    with fresh_costs():
         return _plan_all(task, methods, cost)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import threading
 from typing import Any
@@ -58,10 +59,8 @@ class Team:
     def end(self) -> None:
         """No process stays."""
         for pipe in self.pipes:
-            try:
+            with contextlib.suppress(OSError):
                 pipe.send(("end", None))
-            except OSError:
-                pass
         self.thread.join()
         for pipe in self.pipes:
             pipe.close()

@@ -99,7 +99,9 @@ def _parser() -> argparse.ArgumentParser:
     add_export(export)
     comparison = commands.add_parser("compare", help="train a model by every method and measure them side by side")
     add_compare(comparison)
-    speed = commands.add_parser("bench", help="measure how fast a model trains, against DDP, FSDP and torch's pipelines")
+    speed = commands.add_parser(
+        "bench", help="measure how fast a model trains, against DDP, FSDP and torch's pipelines"
+    )
     add_bench(speed)
     simulation = commands.add_parser("simulate", help="play a model's schedules on devices that you may not have")
     add_simulate(simulation)

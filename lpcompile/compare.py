@@ -24,9 +24,9 @@ from lpcompile.compare_run import Task, time_serial, train_method, train_serial
 from lpcompile.compile import parallelize
 from lpcompile.data import loaders
 from lpcompile.errors import LpError, TrainingError, UsageError
+from lpcompile.micro import default_micro
 from lpcompile.properties import bare_plan, properties
 from lpcompile.runtime import launch
-from lpcompile.runtime.engine import default_micro
 from lpcompile.runtime.methods import METHODS, ScheduleOptions, get_method
 from lpcompile.train import Job, _image, _stores
 
@@ -227,8 +227,8 @@ def marks(request: Request, method: str) -> dict[str, list[str]]:
     for K in sorted({max(request.K, LEAST_K), request.K}, reverse=True):
         plan, found = bare_plan(K, method, request.batch), get_method(method)
         try:
-            micro = request.micro if request.micro is not None else default_micro(found, plan)
-            schedule = found.schedule(plan, ScheduleOptions(micro=micro))
+            micro = request.micro if request.micro is not None else default_micro(method, K, request.batch)
+            schedule = found.schedule(plan, ScheduleOptions(micro=micro or 1))
         except LpError:
             continue
         return {name: [mark.sign, mark.why] for name, mark in properties(schedule).items()}

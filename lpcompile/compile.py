@@ -14,7 +14,9 @@ from torch import nn
 from lpcompile.aux import AuxOptions
 from lpcompile.errors import PlanError, UsageError
 from lpcompile.layout import Layout, begin, follow_plan, make_plan, plan_program, small_batch
+from lpcompile.micro import default_micro
 from lpcompile.options import Options
+from lpcompile.passes.batch import batch_size, resized
 from lpcompile.passes.capture import Captured, capture, rebuilder
 from lpcompile.passes.cost import Profile
 from lpcompile.passes.cuts import cuts
@@ -189,13 +191,24 @@ def _compile(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], op
     found, width = choose_units(captured, options)
     if options.plan is not None:
         return _follow(captured, found, tensors, width, options.plan, options)
-    costs = profile(captured, found, tensors, cost=options.cost, threads=options.threads, cache=options.cache,
-                    progress=options.progress)  # fmt: skip
-    layout = plan_program(captured, found, costs, tensors, options)
+    sample, part = micro_batch(captured, tensors, options)
+    costs = profile(captured, found, sample, cost=options.cost, threads=options.threads, cache=options.cache,
+                    progress=options.progress, part=part)  # fmt: skip
+    layout = plan_program(captured, found, costs, sample, options)
     checked = run_gate(captured, layout.stages, tensors) if options.gate else "not checked: gate=False"
     layout = begin(captured, layout, tensors, options)  # last: a program that is refused leaves the model as it was
     plan = make_plan(captured, found, costs, layout, tensors, width, checked, options)
     return _compiled(captured, plan, layout)
+
+
+def micro_batch(captured: Captured, tensors: list[torch.Tensor], options: Options) -> tuple[list[torch.Tensor], float]:
+    """What costs are measured with, and which part of the batch that is: a micro-batch, as the method will run it."""
+    K, batch = options.K if isinstance(options.K, int) else 2, batch_size(tensors)
+    micro = default_micro(options.method, K, batch, captured._lp.batch_free) or 1
+    if micro == 1 or not batch or options.cost != "measured":
+        return tensors, 1.0
+    size = batch // micro
+    return resized(tensors, size), size / batch
 
 
 def _compiled(captured: Captured, plan: Plan, layout: Layout) -> Compiled:

@@ -20,6 +20,7 @@ from lpcompile.passes.liveness import liveness
 from lpcompile.passes.partition import Partition, auto_stages, evaluate, partition
 from lpcompile.passes.partition_options import HEAD_METHODS, PLAIN_METHODS
 from lpcompile.passes.split import Stage, split, stage_io
+from lpcompile.passes.split_measure import Shares, split_shares
 from lpcompile.passes.units import Unit
 from lpcompile.pipelining import exposed
 from lpcompile.plan import AuxPlan, BoundaryPlan, Plan, StagePlan
@@ -37,6 +38,7 @@ class Layout:
     stages: tuple[Stage, ...]
     made: tuple[Made, ...]
     violations: tuple[float, ...] = ()
+    splits: tuple[Shares, ...] = ()  # of each stage's backward, where a method runs it in two parts
 
 
 def follow_plan(captured: Captured, found: list[Unit], costs: Profile, plan: Plan, options: Options) -> Layout:
@@ -87,7 +89,9 @@ def plan_program(
     """Split by the budget, derive the AuxNets, and split again by what they really cost, until the split stays."""
     best, model = plan_stages(costs, options), captured._lp.model
     if options.aux is None or best.K == 1 or options.method in PLAIN_METHODS:
-        return Layout(best, _split(captured, found, best), ())
+        stages = _split(captured, found, best)
+        apart = options.method == "zb" and options.cost == "measured" and best.K > 1
+        return Layout(best, stages, (), splits=split_shares(stages, tensors) if apart else ())
     prices = node_costs(captured, found, costs)
     layouts: list[Layout] = []
     for _ in range(ROUNDS):
@@ -211,6 +215,7 @@ def make_plan(
                 finish=best.finish[k],
                 work=best.work[k],
                 inputs=tuple(names[i] for i in stage_io(stages[k], True).inputs),
+                parts=layout.splits[k] if layout.splits else (),
             )
         )
         cut = found[end - 1].cut
@@ -237,6 +242,7 @@ def make_plan(
         serial=costs.total + costs.loss,
         gate=checked,
         tied=tied_parameters(captured, _cuts(found, best)),
+        part=costs.part,
         notes=(*captured._lp.notes, *costs.notes),
     )
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from lpcompile.device_spec import DeviceSpec
 from lpcompile.passes.cost import UnitCost
+from lpcompile.passes.split_measure import FIRST, OTHERS, Shares
 from lpcompile.plan import Plan
 from lpcompile.schedule import Instruction
 
@@ -27,6 +28,7 @@ class Costs:
 
     forward: tuple[float, ...]
     backward: tuple[float, ...]
+    parts: tuple[Shares, ...]  # of a backward's input and weight part, over the undivided one
     aux_forward: dict[int, float]
     aux_backward: dict[int, float]
     sizes: dict[int, float]  # bytes that cross a boundary
@@ -48,8 +50,8 @@ class Costs:
             return self.forward[rank]
         if op == "backward":
             return self.backward[rank]
-        if op in ("backward_input", "backward_weight"):  # about as much work each: one product with the weights
-            return self.backward[rank] / 2
+        if op in ("backward_input", "backward_weight"):
+            return self.backward[rank] * self.parts[rank][op == "backward_weight"]
         if op == "aux_forward":
             return self.aux_forward.get(k, 0.0)
         if op == "distil":
@@ -70,7 +72,7 @@ def costs_of(plan: Plan, device: DeviceSpec, micro: int, share: float = 1.0) -> 
     """The costs of a plan on a device, for steps of `share` of the plan's batch in `micro` micro-batches."""
     part = share / micro
     forward, backward = stage_times(plan, device, part)
-    whole = sum(unit_times(plan.units, plan.cost, device, share))
+    whole = sum(unit_times(plan.units, plan.cost, device, share, plan.part))
     loss = loss_of(plan, device)
     forward[-1] += loss * part / 2
     backward[-1] += loss * part / 2
@@ -90,6 +92,7 @@ def costs_of(plan: Plan, device: DeviceSpec, micro: int, share: float = 1.0) -> 
     return Costs(
         tuple(forward),
         tuple(backward),
+        tuple(s.parts or (OTHERS if s.index else FIRST) for s in plan.stages),
         aux_forward,
         aux_backward,
         sizes,
@@ -110,12 +113,14 @@ def loss_of(plan: Plan, device: DeviceSpec) -> float:
 
 def stage_times(plan: Plan, device: DeviceSpec, share: float) -> tuple[list[float], list[float]]:
     """Forward and backward ms of every stage for this share of the batch."""
-    found = [unit_times(plan.units[s.first : s.last + 1], plan.cost, device, share) for s in plan.stages]
+    found = [unit_times(plan.units[s.first : s.last + 1], plan.cost, device, share, plan.part) for s in plan.stages]
     return [f for f, _ in found], [b for _, b in found]
 
 
-def unit_times(units: Sequence[UnitCost], cost: str, device: DeviceSpec, share: float) -> tuple[float, float]:
-    """Forward and backward ms of these units, one after another."""
+def unit_times(
+    units: Sequence[UnitCost], cost: str, device: DeviceSpec, share: float, part: float = 1.0
+) -> tuple[float, float]:
+    """Forward and backward ms of these units, one after another; their costs were measured with a part of the batch."""
     overhead, forward, backward = device.overhead_us / 1e3, 0.0, 0.0
     counted = device.flops is not None and (device.scale is None or cost != "measured")
     for u in units:
@@ -128,15 +133,17 @@ def unit_times(units: Sequence[UnitCost], cost: str, device: DeviceSpec, share: 
             backward += 2 * overhead + max(u.backward_flops * share * per_flop, 2 * moved * per_byte)
         else:
             speed = device.scale or 1.0
-            forward += _part(u.forward / speed, overhead, share)
-            backward += _part(u.backward / speed, 2 * overhead, share)
+            forward += _part(u.forward / speed, overhead, share, part)
+            backward += _part(u.backward / speed, 2 * overhead, share, part)
     return forward, backward
 
 
-def _part(whole: float, fixed: float, share: float) -> float:
-    """A share of a measured time, of which a part does not depend on the number of samples."""
-    fixed = min(fixed, whole / 2)
-    return fixed + (whole - fixed) * share
+def _part(whole: float, fixed: float, share: float, part: float) -> float:
+    """The time of a share of the batch, of which something does not depend on the number of samples, from that of the
+    part that was measured."""
+    once = whole * part
+    fixed = min(fixed, once / 2)
+    return fixed + (once - fixed) * share / part
 
 
 def _ratio(part: float, whole: float) -> float:

@@ -125,10 +125,13 @@ def paper_row(model: Plan, aux: Plan, K: int, paper: float, device: DeviceSpec, 
     )
     step = play(paper_schedule(K), whole, Network(device, K)).step
     share = (small.forward[0] + small.backward[0]) / (sum(costs.forward) + sum(costs.backward))
-    ours = simulate(replan(replace(model, aux_budget=min(1.0, share)), K, "penalty"), device)
-    split = replan(replace(model, aux_budget=0.1), K, "multiplier")
-    default = simulate(split, device, schedule=get_method("multiplier").schedule(split, ScheduleOptions()))
-    return PaperRow(*names, K, paper, costs.serial, step, ours.step, default.step)
+
+    def whole_batches(method: str, budget: float) -> float:
+        split = replan(replace(model, aux_budget=budget), K, method)
+        return simulate(split, device, schedule=get_method(method).schedule(split, ScheduleOptions())).step
+
+    ours, default = whole_batches("penalty", min(1.0, share)), whole_batches("multiplier", 0.1)
+    return PaperRow(*names, K, paper, costs.serial, step, ours, default)
 
 
 def fitted_load(rows: Sequence[PaperRow]) -> float:

@@ -39,6 +39,7 @@ class StagePlan:
     finish: float  # when it has done its step
     work: float  # how long it computes, AuxNets included
     inputs: tuple[str, ...]  # the model inputs it needs itself
+    parts: tuple[float, ...] = ()  # of its backward, where the method runs it in two: each over the undivided one
 
 
 @dataclass(frozen=True)
@@ -111,6 +112,7 @@ class Plan:
     serial: float
     gate: str  # "bitwise", or why the program was not checked
     tied: tuple[tuple[str, tuple[int, ...]], ...] = ()  # parameters used in several stages
+    part: float = 1.0  # of the batch: what costs were measured with
     notes: tuple[str, ...] = ()
     version: int = VERSION
 
@@ -153,7 +155,11 @@ class Plan:
             raise PlanError(f"this is not a plan of version {VERSION} (version: {version!r}); make it again")
         data = {key: value for key, value in data.items() if key != "outlook"}  # what `inspect --json` adds
         data["units"] = _all("units", data, lambda u: _make(UnitCost, u))
-        data["stages"] = _all("stages", data, lambda s: _make(StagePlan, {**s, "inputs": tuple(s["inputs"])}))
+        data["stages"] = _all(
+            "stages",
+            data,
+            lambda s: _make(StagePlan, {**s, "inputs": tuple(s["inputs"]), "parts": tuple(s.get("parts", ()))}),
+        )
         data["boundaries"] = _all("boundaries", data, _boundary)
         data["tied"] = _all("tied", data, lambda t: (t[0], tuple(t[1])))
         data["notes"] = _all("notes", data, str)
@@ -198,7 +204,10 @@ def _all(key: str, data: dict[str, Any], make: Callable[[Any], T]) -> tuple[T, .
 
 def _make(kind: type[T], data: dict[str, Any]) -> T:
     names = [f.name for f in fields(kind)]  # type: ignore[arg-type]
-    unknown, missing = set(data) - set(names), [n for n in names if n not in data and n not in ("tied", "notes")]
+    unknown, missing = (
+        set(data) - set(names),
+        [n for n in names if n not in data and n not in ("tied", "notes", "part", "parts")],
+    )
     if unknown or missing:
         raise PlanError(f"the plan is broken in {kind.__name__}: missing {missing}, unknown {sorted(unknown)}")
     return kind(**data)

@@ -108,7 +108,11 @@ def _schedule(plan: Plan, several: bool) -> Schedule | None:
 def serial_step(plan: Plan, device: DeviceSpec, batch: int) -> float:
     """ms of this batch on one device."""
     share = batch / (plan.batch or 1)
-    return sum(unit_times(plan.units, plan.cost, device, share)) + loss_of(plan, device) * share + _update(plan, device)
+    return (
+        sum(unit_times(plan.units, plan.cost, device, share, plan.part))
+        + loss_of(plan, device) * share
+        + _update(plan, device)
+    )
 
 
 def data_parallel(plan: Plan, device: DeviceSpec, devices: int, batch: int) -> Split | None:
@@ -116,7 +120,7 @@ def data_parallel(plan: Plan, device: DeviceSpec, devices: int, batch: int) -> S
     if batch % devices:
         return None
     share = batch / devices / (plan.batch or 1)
-    forward, backward = unit_times(plan.units, plan.cost, device, share)
+    forward, backward = unit_times(plan.units, plan.cost, device, share, plan.part)
     weights = float(sum(u.parameter_bytes for u in plan.units))
     averaging = Network(device, 1, devices).average(weights)
     busy = forward + backward + loss_of(plan, device) * share + _update(plan, device)

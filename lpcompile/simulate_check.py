@@ -24,6 +24,7 @@ from lpcompile import sources
 from lpcompile.compile import parallelize
 from lpcompile.device_spec import THIS_MACHINE, DeviceSpec
 from lpcompile.errors import LpError
+from lpcompile.passes.profile import fresh_costs
 from lpcompile.runtime.methods import METHODS
 from lpcompile.simulate import simulate
 from lpcompile.tables import table
@@ -62,15 +63,16 @@ def check(
 ) -> list[Checked]:
     """All models by all methods; `tell` gets every row as it is found."""
     found = []
-    for name in models:
-        for method in methods:
-            try:
-                row = check_one(name, method, K, batch or MODELS.get(name, 32), device, steps)
-            except LpError as error:
-                row = Checked(name, method, K, 0.0, 0.0, (), (), str(error))
-            found.append(row)
-            if tell is not None:
-                tell(row)
+    with fresh_costs():
+        for name in models:
+            for method in methods:
+                try:
+                    row = check_one(name, method, K, batch or MODELS.get(name, 32), device, steps)
+                except LpError as error:
+                    row = Checked(name, method, K, 0.0, 0.0, (), (), str(error))
+                found.append(row)
+                if tell is not None:
+                    tell(row)
     return found
 
 

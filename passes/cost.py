@@ -36,6 +36,7 @@ class Profile:
     whole_backward: float | None = None
     raw_ratio: float | None = None  # measured units before scaling, added up, over the undivided step
     loss: float = 0.0  # ms of loss forward + backward, charged to the last rank
+    part: float = 1.0  # of the mini-batch: what was measured with, and then multiplied
     notes: tuple[str, ...] = ()
 
     @property

@@ -58,8 +58,12 @@ def measured_profile(
     threads: int | None = None,
     seconds: float = 12.0,
     progress: Progress | None = None,
+    part: float = 1.0,
 ) -> Profile:
-    """Median forward and backward ms of each unit over repeated steps, with the interquartile range as spread."""
+    """Median forward and backward ms of each unit over repeated steps, with the interquartile range as spread.
+
+    part: of the mini-batch, that `tensors` are; times are for all of it, by so many times as many steps.
+    """
     model = captured._lp.model
     base = flops_profile(captured, units)
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
@@ -74,7 +78,7 @@ def measured_profile(
     whole_backward = statistics.median(w.backward[0] for w, _ in runs)
     raw_forward = sum(map(statistics.median, forward))
     raw_backward = sum(map(statistics.median, backward))
-    up, down = whole_forward / (raw_forward or 1.0), whole_backward / (raw_backward or 1.0)
+    up, down = whole_forward / part / (raw_forward or 1.0), whole_backward / part / (raw_backward or 1.0)
     costs = tuple(
         replace(
             unit,
@@ -87,7 +91,8 @@ def measured_profile(
     )
     ratio = (raw_forward + raw_backward) / ((whole_forward + whole_backward) or 1.0)
     note = f"units add up to {ratio:.3f} of the undivided step ({len(runs)} steps), scaled to it"
-    return Profile(costs, "measured", _device_name(device), whole_forward, whole_backward, ratio, notes=(note,))
+    whole = (whole_forward / part, whole_backward / part)
+    return Profile(costs, "measured", _device_name(device), *whole, ratio, part=part, notes=(note,))
 
 
 class Times:

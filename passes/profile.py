@@ -5,12 +5,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 import platform
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -36,18 +37,19 @@ def profile(
     threads: int | None = None,
     cache: bool = True,
     progress: Progress | None = None,
+    part: float = 1.0,
 ) -> Profile:
-    """Costs per unit. Measured ones are cached by graph, units, shapes, dtypes, device, threads and torch version."""
+    """Costs per unit, for a mini-batch of which `tensors` are this part. Measured ones are cached by graph, units, shapes, dtypes, device, threads and torch version."""
     if cost not in SOURCES:
         raise UsageError(f"cost={cost!r} is not one of {', '.join(SOURCES)}")
     if cost == "flops":
         return flops_profile(captured, units)
     if any(p.device.type == "meta" for p in captured._lp.model.parameters()):
         raise UsageError("a model on the meta device has no weights to measure with; use cost='flops'")
-    path = cache_directory() / f"{_key(captured, units, tensors, threads)}.json"
+    path = cache_directory() / f"{_key(captured, units, tensors, threads, part)}.json"
     found = _load(path) if cache else None
     if found is None:
-        found = measured_profile(captured, units, tensors, threads=threads, progress=progress)
+        found = measured_profile(captured, units, tensors, threads=threads, progress=progress, part=part)
         if cache:
             _store(path, found)
     return found
@@ -61,12 +63,27 @@ def cache_directory() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lpcompile" / "profiles"
 
 
-def _key(captured: Captured, units: Sequence[Unit], tensors: list[torch.Tensor], threads: int | None) -> str:
+@contextlib.contextmanager
+def fresh_costs() -> Iterator[None]:
+    """Remember in here only what was measured in here: costs of another day are of another machine."""
+    before = os.environ.get("LPCOMPILE_CACHE")
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["LPCOMPILE_CACHE"] = folder
+        try:
+            yield
+        finally:
+            os.environ.pop("LPCOMPILE_CACHE")
+            if before is not None:
+                os.environ["LPCOMPILE_CACHE"] = before
+
+
+def _key(captured: Captured, units: Sequence[Unit], tensors: list[torch.Tensor], threads: int | None,
+         part: float) -> str:
     model = captured._lp.model
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{platform.processor()} {os.cpu_count()}"
     parts = [
-        str(FORMAT),
+        f"{FORMAT} {part:g}",
         torch.__version__,
         platform.node(),
         f"{device} {name} {threads or torch.get_num_threads()}",

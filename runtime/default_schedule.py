@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from lpcompile.pipelining import PIPELINES
-from lpcompile.pipelining import default_micro as micro_by_default
+from lpcompile.micro import default_micro
 from lpcompile.plan import Plan
-from lpcompile.runtime.engine import default_micro
 from lpcompile.runtime.methods import METHODS, ScheduleOptions
 from lpcompile.runtime.settings import Settings
 from lpcompile.schedule import Schedule
@@ -16,13 +14,13 @@ def default_schedule(plan: Plan, replicas: int = 1) -> Schedule | None:
     """Verified; None where the plan is for a method that the runtime does not have, or for a batch that is no whole
     number of micro-batches for its pipeline."""
     method = METHODS.get(plan.method)
-    cut = plan.method not in PIPELINES or micro_by_default(plan.method, plan.K, plan.batch, plan.batch_free)
-    if method is None or not cut:
+    micro = default_micro(plan.method, plan.K, plan.batch, plan.batch_free)
+    if method is None or micro is None:
         return None
     tied = bool(plan.tied)
     clipped = Settings().clip_norm(method.exact or method.delayed or plan.K == 1) > 0
     options = ScheduleOptions(
-        micro=default_micro(method, plan),
+        micro=micro,
         recursive=plan.aux.startswith("recursive"),
         tied=tied,
         norm=clipped and tied,

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from lpcompile.errors import UsageError
+from lpcompile.micro import default_micro
 from lpcompile.pipelining import PIPELINES, micro_batches
 from lpcompile.plan import Plan
 from lpcompile.runtime import handshake, memory, state
@@ -34,8 +35,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("lpcompile")
 WARMUP = 200  # exact steps at most, where AuxNets do not start consistently and nobody says how many
-LEAST = 8  # samples of a micro-batch that `multiplier` needs to be skewed by
-HALVES, ENOUGH = 2, 16  # micro-batches by which the other decoupled methods save memory, of at least so many samples
 Prepared = tuple[Schedule, dict[int, tuple[Op, ...]]]
 
 
@@ -217,7 +216,7 @@ class Engine:
         given, plan = asked.micro, self.plan
         if method.name in PIPELINES:
             return micro_batches(method.name, plan.K, plan.batch, given, plan.batch_free)
-        return given if given is not None else default_micro(method, plan, asked.stash)
+        return given or default_micro(method.name, plan.K, plan.batch, plan.batch_free, asked.stash) or 1
 
     @property
     def staleness(self) -> tuple[int, ...]:
@@ -323,21 +322,6 @@ class Engine:
         if not isinstance(self.transport, Distributed):
             return metrics
         return handshake.merge(metrics, self.transport.control)
-
-
-def default_micro(method: Method, plan: Plan, stash: str = "all") -> int:
-    """Micro-batches a step where nobody says how many."""
-    if method.name in PIPELINES:
-        return micro_batches(method.name, plan.K, plan.batch, free=plan.batch_free)
-    if method.name == "pipedream" and stash == "2bw":
-        return plan.K
-    if plan.K == 1 or not plan.batch_free:
-        return 1
-    if method.name == "multiplier":  # with fewer of them all gradients are steps late
-        return max(1, min(plan.K, (plan.batch or 1) // LEAST))
-    if method.name in ("penalty", "lagrangian"):  # activations of one at a time
-        return max(1, min(HALVES, (plan.batch or 1) // ENOUGH))
-    return 1
 
 
 def asdict_shallow(given: Settings) -> dict[str, Any]:

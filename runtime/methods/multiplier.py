@@ -91,11 +91,11 @@ def skewed_slot(b: Builder, slot: int, layout: Layout, options: ScheduleOptions)
         layout.post_lams(b, slot)
         layout.make_lams(b, slot, keep=lambda k: slot + delay + (k == r) < options.micro)
 
-    if slot == 0:
-        make_lams(0)
     b.recv("p", r + 1, slot + 1 - delay, r + 1)  # rank r+1 makes it in this slot, it is used in the next
     if above:
         b.recv("X", r, slot - delay, r - 1)
+    if slot == 0:
+        make_lams(0)
     if not below:
         b.wait("lam", r + 1, slot - delay)
     _backward(b, slot - delay, layout)

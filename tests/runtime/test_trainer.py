@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 
 import pytest
 import torch
@@ -12,8 +11,8 @@ from torch import nn
 
 import lpcompile
 from lpcompile.errors import InputError, TrainingError, UsageError
+from lpcompile.micro import default_micro
 from lpcompile.runtime import beta, memory
-from lpcompile.runtime.engine import default_micro
 from lpcompile.runtime.methods import METHODS
 from tests.runtime.small import (
     Wide,
@@ -264,8 +263,7 @@ def test_auxnets_that_start_elsewhere_are_warmed_up(init, warm):
     ("penalty-stored", 64, 2, 1), ("pipedream", 64, 2, 1), ("multiplier", 64, 1, 1),
 ])  # fmt: skip
 def test_how_many_micro_batches_where_nobody_says(method, batch, K, micro):
-    plan = compiled(norm_mlp(), 2, data(1, size=64)[0][0]).plan
-    assert default_micro(METHODS[method], dataclasses.replace(plan, K=K, batch=batch)) == micro
+    assert default_micro(method, K, batch) == micro
 
 
 def test_the_last_steps_may_be_exact(caplog):
