@@ -10,7 +10,7 @@ from typing import Any
 from lpcompile.cli_compare import writable
 
 GIVEN = ("model", "K", "batch", "steps", "optimizer", "input", "cost", "seed", "device", "timeout")
-QUICK = {"steps": 4, "cost": "flops"}
+QUICK: dict[str, Any] = {"steps": 4, "cost": "flops"}
 
 
 def add_bench(parser: argparse.ArgumentParser) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from lpcompile.device_spec import DeviceSpec
 from lpcompile.passes.cost import UnitCost
-from lpcompile.passes.split_measure import FIRST, OTHERS, Shares
+from lpcompile.passes.split_measure import FIRST, OTHERS
 from lpcompile.plan import Plan
 from lpcompile.schedule import Instruction
 
@@ -28,7 +28,7 @@ class Costs:
 
     forward: tuple[float, ...]
     backward: tuple[float, ...]
-    parts: tuple[Shares, ...]  # of a backward's input and weight part, over the undivided one
+    parts: tuple[tuple[float, ...], ...]  # of a backward's input and weight part, over the undivided one
     aux_forward: dict[int, float]
     aux_backward: dict[int, float]
     sizes: dict[int, float]  # bytes that cross a boundary
