@@ -191,7 +191,7 @@ def _compile(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], op
     found, width = choose_units(captured, options)
     if options.plan is not None:
         return _follow(captured, found, tensors, width, options.plan, options)
-    sample, part = micro_batch(captured, tensors, options)
+    sample, part = micro_batch(captured, found, tensors, options)
     costs = profile(captured, found, sample, cost=options.cost, threads=options.threads, cache=options.cache,
                     progress=options.progress, part=part)  # fmt: skip
     layout = plan_program(captured, found, costs, sample, options)
@@ -201,12 +201,15 @@ def _compile(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], op
     return _compiled(captured, plan, layout)
 
 
-def micro_batch(captured: Captured, tensors: list[torch.Tensor], options: Options) -> tuple[list[torch.Tensor], float]:
+def micro_batch(
+    captured: Captured, found: list[Unit], tensors: list[torch.Tensor], options: Options
+) -> tuple[list[torch.Tensor], float]:
     """What costs are measured with, and which part of the batch that is: a micro-batch, as the method will run it."""
     K, batch = options.K if isinstance(options.K, int) else 2, batch_size(tensors)
-    micro = default_micro(options.method, K, batch, captured._lp.batch_free) or 1
-    if micro == 1 or not batch or options.cost != "measured":
+    if not batch or options.cost != "measured":
         return tensors, 1.0
+    saved = sum(u.saved_bytes for u in flops_profile(captured, found).units)
+    micro = default_micro(options.method, K, batch, captured._lp.batch_free, saved) or 1
     size = batch // micro
     return resized(tensors, size), size / batch
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lpcompile.micro import default_micro
+from lpcompile.micro import micro_of
 from lpcompile.plan import Plan
 from lpcompile.runtime.methods import METHODS, ScheduleOptions
 from lpcompile.runtime.settings import Settings
@@ -14,7 +14,7 @@ def default_schedule(plan: Plan, replicas: int = 1) -> Schedule | None:
     """Verified; None where the plan is for a method that the runtime does not have, or for a batch that is no whole
     number of micro-batches for its pipeline."""
     method = METHODS.get(plan.method)
-    micro = default_micro(plan.method, plan.K, plan.batch, plan.batch_free)
+    micro = micro_of(plan)
     if method is None or micro is None:
         return None
     tied = bool(plan.tied)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from lpcompile.errors import UsageError
-from lpcompile.micro import default_micro
+from lpcompile.micro import micro_of
 from lpcompile.pipelining import PIPELINES, micro_batches
 from lpcompile.plan import Plan
 from lpcompile.runtime import handshake, memory, state
@@ -216,7 +216,7 @@ class Engine:
         given, plan = asked.micro, self.plan
         if method.name in PIPELINES:
             return micro_batches(method.name, plan.K, plan.batch, given, plan.batch_free)
-        return given or default_micro(method.name, plan.K, plan.batch, plan.batch_free, asked.stash) or 1
+        return given or micro_of(plan, method.name, asked.stash) or 1
 
     @property
     def staleness(self) -> tuple[int, ...]:
