@@ -5,14 +5,14 @@ from __future__ import annotations
 import heapq
 from collections import defaultdict, deque
 from collections.abc import Callable
-from typing import ClassVar, NamedTuple, NoReturn
+from typing import ClassVar, NamedTuple
 
 from lpcompile.errors import ScheduleError
 from lpcompile.network import Network
 from lpcompile.op_costs import Costs
 from lpcompile.schedule import COLLECTIVE, STEPWISE, Schedule
 
-FAR = 100  # times as many steps as the others need: a rank that has nobody to wait for
+FAR = 100  # times as many steps as the others need: a rank that has nobody to wait for is left alone then
 SHOWN = 4  # steps whose events are kept
 
 
@@ -67,6 +67,7 @@ class Player:
         self.met: dict[tuple[int, int], list[int]] = defaultdict(list)  # by step and number of the collective in it
         self.over: dict[tuple[int, int], float] = {}
         self.heap = [(0.0, r) for r in range(K)]
+        self.ahead: list[int] = []  # ranks that have gone far enough
 
     def _lines(self, schedule: Schedule, costs: Costs, rank: int) -> list[_Line]:
         found: list[_Line] = []
@@ -106,10 +107,14 @@ class Player:
     def run(self, target: int) -> None:
         """Until every rank has done so many steps; those that have go on while others need them."""
         heap, clock, far = self.heap, self.clock, FAR * target
+        while self.ahead:
+            rank = self.ahead.pop()
+            heapq.heappush(heap, (clock[rank], rank))
         behind = sum(step < target for step in self.step)
         while behind:
             if not heap:
-                self._hangs()
+                waiting = ", ".join(map(str, sorted(set(self.blocked.values()))))
+                raise ScheduleError(f"ranks {waiting} wait for what never comes; the schedule was not verified")
             _, rank = heapq.heappop(heap)
             lines, at, first = self.lines[rank], self.at[rank], self.step[rank] * self.M
             while True:
@@ -123,15 +128,12 @@ class Player:
                     self._end(rank)
                     behind -= self.step[rank] == target
                     if self.step[rank] > far:
-                        self._hangs()
+                        self.ahead.append(rank)
+                        break
                 if not behind or (heap and heap[0][0] < clock[rank]):
                     heapq.heappush(heap, (clock[rank], rank))
                     break
             self.at[rank] = at
-
-    def _hangs(self) -> NoReturn:
-        waiting = ", ".join(map(str, sorted(set(self.blocked.values()))))
-        raise ScheduleError(f"ranks {waiting} wait for what never comes; the schedule was not verified")
 
     def _end(self, rank: int) -> None:
         self.step[rank] += 1

@@ -152,6 +152,12 @@ def test_a_replay_buffer_is_waited_for_once():
     assert found.busy[1] == pytest.approx(4, rel=1e-3)  # its own forward; rank 0 needs its head, too
 
 
+def test_a_rank_may_be_hundreds_of_steps_ahead_of_those_that_its_first_message_is_on_its_way_to():
+    slow = replace(IDEAL, inside=LinkSpec(1e9, 10_000_000))  # 10 s; a step takes milliseconds
+    found = simulate(even_plan(3, "dgl-async"), slow)
+    assert found.step == pytest.approx(simulate(even_plan(3, "dgl-async"), IDEAL).step, rel=1e-3)
+
+
 def test_a_schedule_that_hangs_is_told():
     wait = Instruction("wait", 0, 1, writes=(Ref("X", 1, 0),))
     schedule = Schedule("hangs", 2, 1, ((wait,), (Instruction("forward"),)), (1, 1))
