@@ -284,9 +284,9 @@ def _pair(text: str) -> str | list[str]:
 
 
 def _progress(done: int, total: int) -> None:
-    print(
-        f"\rmeasuring: step {done} of at most {total}", end="\n" if done == total else "", file=sys.stderr, flush=True
-    )
+    """A bar on a terminal, gone when all is measured: it may be, long before `total` steps."""
+    bar = f"{'█' * done}{'░' * (total - done)} measuring: step {done} of at most {total}"
+    print(f"\r\x1b[K{bar if done < total else ''}", end="", file=sys.stderr, flush=True)
 
 
 def _zoo(arguments: argparse.Namespace) -> int:
