@@ -110,7 +110,7 @@ def plan_program(
     layout = min(layouts, key=lambda one: one.best.step)
     if options.cost == "measured" and options.method not in HEAD_METHODS:
         few = affordable(captured, tensors, costs.total)
-        repeats = REPEATS if few is tensors else FEW
+        repeats = REPEATS if few is tensors else FEW - 1
         made = make_auxnets(model, layout.stages, prices, options.aux, few, repeats=repeats)
         real = _hosted(costs, layout.best, _terms(options, [m.total for m in made]))
         layout = Layout(replace(real, lower_bound=min(real.step, layout.best.lower_bound)), layout.stages, tuple(made))

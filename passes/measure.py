@@ -74,7 +74,8 @@ def measured_profile(
         args, kwargs = rebuilder(captured._lp.signature)(tensors)
         first = _whole_step(model, args, kwargs, clock)
         few = affordable(captured, tensors, first.forward[0] + first.backward[0])
-        runs = _repeat(model, captured, parts, few, clock, seconds, progress, LEAST if few is tensors else FEW)
+        limits = (seconds, LEAST) if few is tensors else (seconds / 2, FEW)
+        runs = _repeat(model, captured, parts, few, clock, limits, progress)
     scale = (batch_size(tensors) or 1) / (batch_size(few) or 1)
     forward = [[scale * r.forward[i] for _, r in runs] for i in range(len(units))]
     backward = [[scale * r.backward[i] for _, r in runs] for i in range(len(units))]
@@ -123,15 +124,16 @@ def _repeat(
     parts: Sequence[Stage],
     tensors: list[torch.Tensor],
     clock: Clock,
-    seconds: float,
+    limits: tuple[float, int],
     progress: Progress | None,
-    least: int,
 ) -> list[tuple[Times, Times]]:
-    """(undivided, divided) times of alternating steps: at least `least`, at most 30, as many as `seconds` allow."""
+    """(undivided, divided) times of alternating steps: as many as these seconds allow, but this least number of them,
+    and at most 30."""
+    seconds, least = limits
     rebuild = rebuilder(captured._lp.signature)
     runs: list[tuple[Times, Times]] = []
     start = time.perf_counter()
-    warmup = 2 if least == LEAST else 1
+    warmup = 2 if least == LEAST else 0  # slow ones have had a step of all samples
     while len(runs) < least or (len(runs) < MOST and time.perf_counter() - start < seconds):
         args, kwargs = rebuild(tensors)
         pair = (_whole_step(model, args, kwargs, clock), _unit_step(parts, tensors, clock))
