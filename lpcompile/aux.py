@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from lpcompile.errors import UsageError
-from lpcompile.passes.aux_measure import Share, boundary_inputs, calibrate, measure_share
+from lpcompile.passes.aux_measure import REPEATS, Share, boundary_inputs, calibrate, measure_share
 from lpcompile.passes.aux_modules import INITS, take_weights
 from lpcompile.passes.aux_user import given_module, wrap
 from lpcompile.passes.auxnet import AuxNet, aux_io, derive
@@ -89,9 +89,10 @@ def make_auxnets(
     options: AuxOptions,
     inputs: list[torch.Tensor] | None = None,
     budgets: Sequence[float] | None = None,
+    repeats: int = REPEATS,
 ) -> list[Made]:
-    """One for each stage but the last. With `inputs` the budget is met by measured time; `budgets` are those that an
-    earlier run came to, and are used as they are."""
+    """One for each stage but the last. With `inputs` the budget is met by measured time, of so many `repeats`;
+    `budgets` are those that an earlier run came to, and are used as they are."""
     builders = _builders(stages, costs, options)
     asked = [options.budget] * len(builders) if budgets is None else list(budgets)
     if inputs is None or budgets is not None:
@@ -106,7 +107,7 @@ def make_auxnets(
 
             def measure(aux: AuxNet, k: int = k) -> Share:
                 given = runs[k] if aux_io(aux).lams else [inputs[i] for i in aux_io(aux).inputs]
-                return measure_share(stages[k], aux, runs[k], given)
+                return measure_share(stages[k], aux, runs[k], given, repeats)
 
             aux, budget, share = calibrate(asked[k], build, measure)
             made.append(Made(aux, budget, share.forward, share.backward, share.total))

@@ -9,20 +9,23 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lpcompile.cli_bench import add_bench
-from lpcompile.cli_compare import add_compare
-from lpcompile.cli_outlook import add_outlook, print_plan
+from lpcompile.cli_compare import add_compare, writable
+from lpcompile.cli_outlook import add_outlook, check_outlook, expected, print_plan
 from lpcompile.cli_report import add_report, check_report, write_report
 from lpcompile.cli_simulate import add_simulate
 from lpcompile.cli_train import add_export, add_train
 from lpcompile.errors import LpError, UsageError
+from lpcompile.uncollected import uncollected
 
 if TYPE_CHECKING:
     from torch import nn
 
+    from lpcompile.plan import Plan
     from lpcompile.program import Program
     from lpcompile.sources import Source
 
@@ -136,25 +139,32 @@ def _model_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _count(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not 1 or more")
-    return value
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number of 1 or more")
+    return int(text)
 
 
 def _inspect(arguments: argparse.Namespace) -> int:
+    counted = arguments.cost == "flops"  # no weights are allocated, so nothing large can become garbage
+    with uncollected() if counted else nullcontext():  # a sixth of the time, imports included
+        return _show(arguments)
+
+
+def _show(arguments: argparse.Namespace) -> int:
     from lpcompile.plan import Plan
     from lpcompile.tables import cut_table, unit_table
 
+    check_outlook(arguments)
     check_report(arguments)
+    writable("save", arguments.save)
     if arguments.model.endswith(".json"):
         plan = Plan.load(arguments.model)
-        if arguments.cuts or arguments.graph:
-            raise UsageError("a saved plan has neither cuts nor a graph; name the model instead of the plan")
-        write_report(arguments, None, plan)
-        if arguments.units:
+        _check_saved(arguments, plan)
+        found = expected(arguments, plan)
+        write_report(arguments, None, plan, found)
+        if arguments.units and not arguments.json:
             print(unit_table(plan), end="\n\n")
-        print_plan(arguments, plan)
+        print_plan(arguments, plan, found)
         return 0
     from lpcompile.passes.cuts import cuts
 
@@ -162,11 +172,12 @@ def _inspect(arguments: argparse.Namespace) -> int:
     source = _source(arguments, "meta" if meta else "cpu")
     program = _program(arguments, source)
     plan = program.plan
-    write_report(arguments, program, plan)
     if arguments.save:
         plan.save(arguments.save)
+    found = expected(arguments, plan)
+    write_report(arguments, program, plan, found)
     if arguments.json:
-        print_plan(arguments, plan)
+        print_plan(arguments, plan, found)
         return 0
     if arguments.graph:
         print(program.captured.graph, end="\n\n")
@@ -174,10 +185,23 @@ def _inspect(arguments: argparse.Namespace) -> int:
         print(cut_table(cuts(program.captured, max_width=plan.width, tied=arguments.tied)), end="\n\n")
     if arguments.units:
         print(unit_table(plan), end="\n\n")
-    print_plan(arguments, plan)
+    print_plan(arguments, plan, found)
     for note in source.notes:
         print(f"note: {note}")
     return 0
+
+
+def _check_saved(arguments: argparse.Namespace, plan: Plan) -> None:
+    """A plan is shown as it is: what would need the model is refused, not ignored."""
+    if arguments.cuts or arguments.graph:
+        raise UsageError("a saved plan has neither cuts nor a graph; name the model instead of the plan")
+    asked = {"-K": arguments.K not in ("auto", str(plan.K)), "--batch": arguments.batch not in (None, plan.batch),
+             "--input": arguments.input is not None, "--save": arguments.save is not None}  # fmt: skip
+    for option in (option for option, given in asked.items() if given):
+        raise UsageError(
+            f"{option} cannot be applied to a saved plan, which is shown as it is (K = {plan.K}, batch {plan.batch}); "
+            f"leave it out, or name the model instead of the plan"
+        )
 
 
 def _source(arguments: argparse.Namespace, device: str) -> Source:
@@ -265,9 +289,9 @@ def _pair(text: str) -> str | list[str]:
 
 
 def _progress(done: int, total: int) -> None:
-    print(
-        f"\rmeasuring: step {done} of at most {total}", end="\n" if done == total else "", file=sys.stderr, flush=True
-    )
+    """A bar on a terminal, gone when all is measured: it may be, long before `total` steps."""
+    bar = f"{'█' * done}{'░' * (total - done)} measuring: step {done} of at most {total}"
+    print(f"\r\x1b[K{bar if done < total else ''}", end="", file=sys.stderr, flush=True)
 
 
 def _zoo(arguments: argparse.Namespace) -> int:

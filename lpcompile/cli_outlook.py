@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lpcompile.errors import UsageError
@@ -23,16 +24,27 @@ def add_outlook(parser: argparse.ArgumentParser) -> None:
     add("--trace", metavar="FILE", help="write the simulated timeline as a Chrome trace")
 
 
-def print_plan(arguments: argparse.Namespace, plan: Plan) -> None:
-    """The plan and what to expect of it, as text or as JSON."""
+def check_outlook(arguments: argparse.Namespace) -> None:
+    """Whether all of it can be done, told before anything is measured."""
     from lpcompile.cli_compare import writable
+    from lpcompile.device_spec import device_spec
+    from lpcompile.runtime.methods import get_method
+
+    writable("trace", arguments.trace)
+    get_method(arguments.method)
+    if arguments.device_spec is not None:
+        device_spec(arguments.device_spec)
+    if arguments.sweep is not None:
+        sweep_range(arguments.sweep)
+
+
+def print_plan(arguments: argparse.Namespace, plan: Plan, found: Outlook | None) -> None:
+    """The plan and what to expect of it, as text or as JSON."""
     from lpcompile.outlook_text import outlook_json, outlook_text
     from lpcompile.simulate_text import chrome_trace
 
-    file = writable("trace", arguments.trace)
-    found = expected(arguments, plan)
-    if file is not None and found is not None:
-        file.write_text(json.dumps(chrome_trace(found.simulation)))
+    if arguments.trace is not None and found is not None:
+        Path(arguments.trace).write_text(json.dumps(chrome_trace(found.simulation)))
     if arguments.json:
         data: dict[str, Any] = plan.to_json()
         if found is not None:
@@ -51,16 +63,18 @@ def expected(arguments: argparse.Namespace, plan: Plan) -> Outlook | None:
     from lpcompile.outlook import outlook
     from lpcompile.runtime.methods import METHODS
 
-    device = device_spec(arguments.device_spec) if arguments.device_spec else None
-    stages = sweep_range(arguments.sweep, len(plan.units)) if arguments.sweep else []
+    device = device_spec(arguments.device_spec) if arguments.device_spec is not None else None
+    stages = sweep_range(arguments.sweep, len(plan.units)) if arguments.sweep is not None else []
     return outlook(plan, device, stages, tuple(METHODS) if arguments.compare_methods else ())
 
 
-def sweep_range(given: str, most: int) -> list[int]:
+def sweep_range(given: str, most: int | None = None) -> list[int]:
     """The K of "K=1..16", as far as the model can be cut."""
     found = re.fullmatch(r"(?:K=)?(\d+)\.\.(\d+)", given.strip())
     if not found or not 1 <= int(found[1]) <= int(found[2]):
         raise UsageError(f"--sweep {given}: give a range of K, as K=1..16")
+    if most is None:
+        return []
     if int(found[1]) > most:
         raise UsageError(f"--sweep {given}: the model can be cut into at most {most} stages")
     return list(range(int(found[1]), min(int(found[2]), most) + 1))

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lpcompile.cli_compare import writable
-from lpcompile.cli_outlook import expected
 from lpcompile.errors import UsageError
 
 if TYPE_CHECKING:
+    from lpcompile.outlook import Outlook
     from lpcompile.plan import Plan
     from lpcompile.program import Program
 
@@ -25,11 +25,19 @@ def add_report(parser: argparse.ArgumentParser) -> None:
 def check_report(arguments: argparse.Namespace) -> None:
     """Whether all can be written in the end, told before anything is measured."""
     writable("html", arguments.html)
-    if arguments.figures and Path(arguments.figures).exists() and not Path(arguments.figures).is_dir():
+    if arguments.figures is None:
+        return
+    if Path(arguments.figures).exists() and not Path(arguments.figures).is_dir():
         raise UsageError(f"--figures {arguments.figures} is a file; give a folder to write to")
+    try:
+        Path(arguments.figures).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(
+            f"--figures {arguments.figures} cannot be made ({error.strerror}); give a folder to write to"
+        ) from None
 
 
-def write_report(arguments: argparse.Namespace, program: Program | None, plan: Plan) -> None:
+def write_report(arguments: argparse.Namespace, program: Program | None, plan: Plan, found: Outlook | None) -> None:
     if not (arguments.html or arguments.figures):
         return
     from lpcompile.device_spec import device_spec
@@ -38,7 +46,7 @@ def write_report(arguments: argparse.Namespace, program: Program | None, plan: P
     from lpcompile.report_played import with_outlook
 
     name = plan.model if program is None else arguments.model
-    data, found = report_data(program, plan, name=name), expected(arguments, plan)
+    data = report_data(program, plan, name=name)
     if found is not None:
         data = with_outlook(data, found, arguments.device_spec and device_spec(arguments.device_spec))
     if arguments.html:

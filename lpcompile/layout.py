@@ -12,11 +12,13 @@ from lpcompile.aux import Made, make_auxnets, node_costs, start, violations
 from lpcompile.errors import PlanError
 from lpcompile.heads import make_heads
 from lpcompile.options import Options
+from lpcompile.passes.aux_measure import REPEATS
 from lpcompile.passes.batch import batch_size, resized
 from lpcompile.passes.capture import Captured
 from lpcompile.passes.cost import Profile
 from lpcompile.passes.cuts import Cut, state_uses
 from lpcompile.passes.liveness import liveness
+from lpcompile.passes.measure import FEW, affordable
 from lpcompile.passes.partition import Partition, auto_stages, evaluate, partition
 from lpcompile.passes.partition_options import HEAD_METHODS, PLAIN_METHODS
 from lpcompile.passes.split import Stage, split, stage_io
@@ -111,7 +113,9 @@ def plan_program(
         best = again
     layout = min(layouts, key=lambda one: one.best.step)
     if options.cost == "measured" and options.method not in HEAD_METHODS:
-        made = make_auxnets(model, layout.stages, prices, options.aux, tensors)
+        few = affordable(captured, tensors, costs.total)
+        repeats = REPEATS if few is tensors else FEW - 1
+        made = make_auxnets(model, layout.stages, prices, options.aux, few, repeats=repeats)
         real = _hosted(costs, layout.best, _terms(options, [m.total for m in made]))
         layout = Layout(replace(real, lower_bound=min(real.step, layout.best.lower_bound)), layout.stages, tuple(made))
     return layout

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 from lpcompile.device_spec import DeviceSpec
 
@@ -20,7 +21,7 @@ class Network:
     K: int
     replicas: int = 1
 
-    @property
+    @cached_property
     def first(self) -> int:
         """The place, within a node, of the first rank of that replica."""
         places = {j * self.K % self.device.gpus for j in range(min(self.replicas, self.device.gpus))}

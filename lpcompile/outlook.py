@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from lpcompile.device_spec import DeviceSpec
 from lpcompile.errors import LpError
@@ -16,6 +17,7 @@ from lpcompile.rank_memory import rank_memory
 from lpcompile.replan import moved, replan
 from lpcompile.runtime.default_schedule import default_schedule
 from lpcompile.runtime.methods import METHODS
+from lpcompile.schedule import Schedule
 from lpcompile.simulate import Simulation, default_device, simulate
 
 ENOUGH = 0.95  # of the best speedup: more stages are not worth their devices
@@ -61,24 +63,25 @@ def outlook(
     plan: Plan, device: DeviceSpec | None = None, stages: Sequence[int] = (), methods: Sequence[str] = ()
 ) -> Outlook | None:
     """stages, methods: what to list besides; None where the plan has no schedule to play."""
-    device = device or default_device(plan)
-    if default_schedule(plan) is None:
+    device, schedule = device or default_device(plan), default_schedule(plan)
+    if schedule is None:
         return None
-    simulation = simulate(plan, device)
+    simulation = simulate(plan, device, schedule=schedule)
     upto = {K for K in (*LOOKED, plan.K) if K <= len(plan.units)}
     looked = {K: row(plan, device, K) for K in sorted({*upto, *stages})}
     found = [one for one in looked.values() if one is not None]
     return Outlook(
         simulation,
-        tuple(_neighbours(plan, device)),
+        tuple(_neighbours(plan, device, schedule)),
         tuple(one for K in stages if (one := looked[K]) is not None),
         tuple(one for name in methods if (one := row(plan, device, plan.K, name)) is not None),
         advice(plan, simulation, found, device),
     )
 
 
+@lru_cache(maxsize=64)
 def row(plan: Plan, device: DeviceSpec, K: int, method: str | None = None) -> Row | None:
-    """None where there is no such split, or no such number of micro-batches."""
+    """None where there is no such split, or no such number of micro-batches. Kept, for a page asks for the same K."""
     try:
         other = replan(plan, K, method)
         schedule = default_schedule(other)
@@ -92,8 +95,7 @@ def row(plan: Plan, device: DeviceSpec, K: int, method: str | None = None) -> Ro
     return Row(other.method, K, found.micro, found.step, found.rho, sum(found.idle) / K, memory, sum(found.sent), exact)
 
 
-def _neighbours(plan: Plan, device: DeviceSpec) -> list[Neighbour]:
-    schedule = default_schedule(plan)
+def _neighbours(plan: Plan, device: DeviceSpec, schedule: Schedule) -> list[Neighbour]:
     found = []
     for b in plan.boundaries:
         for by in (-1, 1):

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from types import NoneType
+from typing import Any, TypeVar, get_type_hints
 
 from lpcompile.errors import PlanError
 from lpcompile.passes.cost import UnitCost
@@ -19,6 +21,7 @@ from lpcompile.passes.partition_options import HEAD_METHODS
 from lpcompile.passes.spec import TensorSpec
 
 VERSION = 2
+OPTIONAL = ("tied", "notes", "part", "parts")  # what older plans do not have
 T = TypeVar("T")
 
 
@@ -161,9 +164,14 @@ class Plan:
             lambda s: _make(StagePlan, {**s, "inputs": tuple(s["inputs"]), "parts": tuple(s.get("parts", ()))}),
         )
         data["boundaries"] = _all("boundaries", data, _boundary)
-        data["tied"] = _all("tied", data, lambda t: (t[0], tuple(t[1])))
+        data["tied"] = _all("tied", data, lambda t: (str(t[0]), tuple(map(int, t[1]))))
         data["notes"] = _all("notes", data, str)
-        return _make(Plan, data)
+        try:
+            plan = _make(Plan, data)
+            _check(plan)
+        except (TypeError, ValueError) as error:
+            raise PlanError(f"the plan is broken: {error}; make it again") from None
+        return plan
 
     def save(self, path: str | Path) -> None:
         Path(path).write_text(json.dumps(self.to_json(), indent=1) + "\n")
@@ -176,7 +184,10 @@ class Plan:
             raise PlanError(f"cannot read the plan {path}: {error.strerror}") from None
         except ValueError as error:
             raise PlanError(f"{path} is not JSON ({error}); make the plan again") from None
-        return Plan.from_json(data)
+        try:
+            return Plan.from_json(data)
+        except PlanError as error:
+            raise PlanError(f"{path}: {error}") from None
 
     def __str__(self) -> str:
         from lpcompile.tables import plan_text
@@ -193,21 +204,49 @@ def _boundary(data: dict[str, Any]) -> BoundaryPlan:
 
 
 def _all(key: str, data: dict[str, Any], make: Callable[[Any], T]) -> tuple[T, ...]:
-    found = []
-    for i, item in enumerate(data.get(key, ())):
+    found, items = [], data.get(key, [])
+    if not isinstance(items, list | tuple):
+        raise PlanError(f"the plan is broken at {key}: it is no list; make it again")
+    for i, item in enumerate(items):
         try:
             found.append(make(item))
-        except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
-            raise PlanError(f"the plan is broken at {key}[{i}]: {type(error).__name__}: {error}") from None
+        except KeyError as error:
+            raise PlanError(f"the plan is broken at {key}[{i}]: {error} is missing; make it again") from None
+        except (TypeError, ValueError, AttributeError, IndexError) as error:
+            raise PlanError(f"the plan is broken at {key}[{i}]: {error}; make it again") from None
     return tuple(found)
 
 
 def _make(kind: type[T], data: dict[str, Any]) -> T:
-    names = [f.name for f in fields(kind)]  # type: ignore[arg-type]
-    unknown, missing = (
-        set(data) - set(names),
-        [n for n in names if n not in data and n not in ("tied", "notes", "part", "parts")],
-    )
+    """TypeError or ValueError where the data does not fit."""
+    known = get_type_hints(kind)
+    unknown, missing = set(data) - set(known), [n for n in known if n not in data and n not in OPTIONAL]
     if unknown or missing:
-        raise PlanError(f"the plan is broken in {kind.__name__}: missing {missing}, unknown {sorted(unknown)}")
+        raise ValueError(f"missing {missing}, unknown {sorted(unknown)}")
+    for name, value in data.items():
+        wanted = {float: (float, int), float | None: (float, int, NoneType), int | None: (int, NoneType)}.get(
+            known[name], known[name] if known[name] in (int, str, bool) else object
+        )
+        if not isinstance(value, wanted) or (isinstance(value, bool) and known[name] is not bool):
+            raise TypeError(f"{name} is {value!r}")
     return kind(**data)
+
+
+def _check(plan: Plan) -> None:
+    """Costs that can be, and stages that follow each other from the first unit to the last."""
+    for i, unit in enumerate(plan.units):
+        for name, value in asdict(unit).items():
+            if name != "name" and not 0 <= value < math.inf:
+                raise ValueError(f"units[{i}].{name} is {value}")
+    if not plan.K == len(plan.stages) == len(plan.boundaries) + 1:
+        raise ValueError(f"K is {plan.K}, with {len(plan.stages)} stages and {len(plan.boundaries)} boundaries")
+    begin = 0
+    for k, stage in enumerate(plan.stages):
+        if (stage.index, stage.first) != (k, begin) or not begin <= stage.last < len(plan.units):
+            raise ValueError(f"stages[{k}] is stage {stage.index}, units {stage.first} to {stage.last}")
+        begin = stage.last + 1
+    if begin != len(plan.units):
+        raise ValueError(f"the last stage ends at unit {begin - 1} of {len(plan.units)}")
+    for k, boundary in enumerate(plan.boundaries):
+        if boundary.index != k + 1 or not -1 <= boundary.aux_rank < plan.K:
+            raise ValueError(f"boundaries[{k}] is boundary {boundary.index}, its AuxNet on rank {boundary.aux_rank}")

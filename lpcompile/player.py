@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import heapq
 from collections import defaultdict, deque
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import ClassVar, NamedTuple
 
 from lpcompile.errors import ScheduleError
 from lpcompile.network import Network
 from lpcompile.op_costs import Costs
 from lpcompile.schedule import COLLECTIVE, STEPWISE, Schedule
 
-FAR = 100  # times as many steps as the others need: a rank that has nobody to wait for
+FAR = 100  # times as many steps as the others need: a rank that has nobody to wait for is left alone then
 SHOWN = 4  # steps whose events are kept
 
 
@@ -26,15 +27,19 @@ class Event(NamedTuple):
     end: float
 
 
+MICRO_BATCHES = 1 << 40  # a message is known by one number: what it is and whom it is for, times this, plus its slot
+
+
 class _Line(NamedTuple):
     """An instruction ready to be played."""
 
     act: str  # compute, send, recv, wait, meet, average, offer, draw
+    play: Callable[[Player, int, _Line, int], bool]
     name: str
     slot: int  # of a collective: which of the step's it is
     once: bool  # a step, whatever micro-batches there are
-    key: tuple[str, int]
-    peer: int
+    key: int
+    link: tuple[int, int]
     cost: float
     size: float
 
@@ -46,29 +51,34 @@ class Player:
         self.M, K = schedule.micro, schedule.K
         self.network, self.unknown = network, set[str]()
         self.keeps = 1 - network.device.overlap  # share of a transfer that both sides are busy with
+        self.channels: dict[tuple[str, int, int], int] = {}  # what goes to whom, numbered
         self.lines = [self._lines(schedule, costs, rank) for rank in range(K)]
         self.clock, self.at, self.step = [0.0] * K, [0] * K, [0] * K
         self.busy = [0.0] * K
         self.ends: list[list[tuple[float, float]]] = [[(0.0, 0.0)] for _ in range(K)]  # clock and busy after each step
-        self.events: list[deque[list[Event]]] = [deque([[]], maxlen=SHOWN) for _ in range(K)]
-        self.sent: dict[tuple[str, int, int, int], tuple[float, int, float]] = {}
-        self.posted: dict[tuple[str, int, int, int], float] = {}
-        self.there: dict[tuple[str, int, int, int], tuple[float, float]] = {}  # when, and how long it took
-        self.blocked: dict[tuple[str, int, int, int], int] = {}
+        # Events as plain tuples: hundreds of thousands of objects more would be the garbage collector's, too.
+        self.shown: list[deque[list[tuple[int, int, str, str, float, float]]]]
+        self.shown = [deque([[]], maxlen=SHOWN) for _ in range(K)]
+        self.sent: dict[int, tuple[float, tuple[int, int], float]] = {}
+        self.posted: dict[int, float] = {}
+        self.there: dict[int, tuple[float, float]] = {}  # when, and how long it took
+        self.blocked: dict[int, int] = {}
         self.free: dict[tuple[int, int], float] = defaultdict(float)  # links, by direction
         self.met: dict[tuple[int, int], list[int]] = defaultdict(list)  # by step and number of the collective in it
         self.over: dict[tuple[int, int], float] = {}
         self.heap = [(0.0, r) for r in range(K)]
+        self.ahead: list[int] = []  # ranks that have gone far enough
 
     def _lines(self, schedule: Schedule, costs: Costs, rank: int) -> list[_Line]:
         found: list[_Line] = []
         for item in schedule.ranks[rank]:
-            cost, key, size, act = costs.of(rank, item), ("", 0), 0.0, "compute"
+            cost, key, size, act, to = costs.of(rank, item), 0, 0.0, "compute", rank
             if item.op in ("send", "recv", "wait", "offer", "draw"):
-                key, act = (item.ref.kind, item.ref.boundary), item.op
-                size = costs.message(*key)
+                (kind, boundary, _), act = item.ref, item.op
+                size = costs.message(kind, boundary)
                 if item.op in ("send", "offer"):
-                    cost = self.network.transfer(rank, item.peer, size)
+                    to, cost = item.peer, self.network.transfer(rank, item.peer, size)
+                key = MICRO_BATCHES * self.channels.setdefault((kind, boundary, to), len(self.channels))
             elif item.op in COLLECTIVE:
                 act, cost = "meet", self.network.meeting()
             elif item.op == "average":
@@ -76,8 +86,14 @@ class Player:
             if cost is None:
                 self.unknown.add(item.op)
             slot = sum(line.act == "meet" for line in found) if act == "meet" else item.slot
-            found.append(_Line(act, str(item), slot, item.op in STEPWISE, key, item.peer, cost or 0.0, size))
+            once, play = item.op in STEPWISE, self.PLAYS[act]
+            found.append(_Line(act, play, str(item), slot, once, key, (rank, to), cost or 0.0, size))
         return found
+
+    @property
+    def events(self) -> tuple[Event, ...]:
+        """Of the last few steps, rank by rank."""
+        return tuple(Event(*event) for rank in self.shown for step in rank for event in step)
 
     def length(self, rank: int, steps: int, back: int = 0) -> float:
         ends = self.ends[rank]
@@ -90,87 +106,102 @@ class Player:
 
     def run(self, target: int) -> None:
         """Until every rank has done so many steps; those that have go on while others need them."""
+        heap, clock, far = self.heap, self.clock, FAR * target
+        while self.ahead:
+            rank = self.ahead.pop()
+            heapq.heappush(heap, (clock[rank], rank))
         behind = sum(step < target for step in self.step)
         while behind:
-            if not self.heap or max(self.step) > FAR * target:
+            if not heap:
                 waiting = ", ".join(map(str, sorted(set(self.blocked.values()))))
                 raise ScheduleError(f"ranks {waiting} wait for what never comes; the schedule was not verified")
-            _, rank = heapq.heappop(self.heap)
-            lines = self.lines[rank]
+            _, rank = heapq.heappop(heap)
+            lines, at, first = self.lines[rank], self.at[rank], self.step[rank] * self.M
             while True:
-                if not self._do(rank, lines[self.at[rank]]):
+                line = lines[at]
+                slot = first + line.slot
+                if (slot >= 0 or line.once) and not line.play(self, rank, line, slot):
                     break
-                self.at[rank] += 1
-                if self.at[rank] == len(lines):
-                    self.at[rank], self.step[rank] = 0, self.step[rank] + 1
-                    self.ends[rank].append((self.clock[rank], self.busy[rank]))
-                    self.events[rank].append([])
+                at += 1
+                if at == len(lines):
+                    at, first = 0, first + self.M
+                    self._end(rank)
                     behind -= self.step[rank] == target
-                if self.heap and self.heap[0][0] < self.clock[rank]:
-                    heapq.heappush(self.heap, (self.clock[rank], rank))
+                    if self.step[rank] > far:
+                        self.ahead.append(rank)
+                        break
+                if not behind or (heap and heap[0][0] < clock[rank]):
+                    heapq.heappush(heap, (clock[rank], rank))
                     break
-                if not behind or self.step[rank] > FAR * target:
-                    heapq.heappush(self.heap, (self.clock[rank], rank))
-                    break
+            self.at[rank] = at
 
-    def _do(self, rank: int, line: _Line) -> bool:
-        """One instruction; False if it has to wait for another rank."""
-        slot = self.step[rank] * self.M + line.slot
-        if slot < 0 and not line.once:
-            return True
-        now, act = self.clock[rank], line.act
-        if act in ("compute", "average"):
-            self._advance(rank, line.name, act, now, now + line.cost, line.cost if act == "compute" else 0.0)
-        elif act == "send":
-            kept = self.keeps * line.cost
-            self._advance(rank, line.name, "message", now, now + kept, kept)
-            key = (*line.key, slot, line.peer)
-            self.sent[key] = (now, rank, line.cost)
-            if key in self.posted:
-                self._transfer(key)
-        elif act == "recv":
-            key = (*line.key, slot, rank)
-            self.posted[key] = now
-            if key in self.sent:
-                self._transfer(key)
-        elif act == "offer":
-            key = (*line.key, 0, line.peer)
-            self.there.setdefault(key, (now + line.cost, 0.0))
-            self._wake(key)
-        elif act == "meet":
-            return self._meet(rank, line)
-        else:
-            return self._wait(rank, line, slot)
+    def _end(self, rank: int) -> None:
+        self.step[rank] += 1
+        self.ends[rank].append((self.clock[rank], self.busy[rank]))
+        self.shown[rank].append([])
+
+    # Each plays one instruction; False if it has to wait for another rank.
+
+    def _compute(self, rank: int, line: _Line, slot: int) -> bool:
+        self._advance(rank, line.name, "compute", self.clock[rank] + line.cost, line.cost)
+        return True
+
+    def _average(self, rank: int, line: _Line, slot: int) -> bool:
+        self._advance(rank, line.name, "average", self.clock[rank] + line.cost, 0.0)
+        return True
+
+    def _send(self, rank: int, line: _Line, slot: int) -> bool:
+        now, kept = self.clock[rank], self.keeps * line.cost
+        self._advance(rank, line.name, "message", now + kept, kept)
+        key = line.key + slot
+        self.sent[key] = (now, line.link, line.cost)
+        if key in self.posted:
+            self._transfer(key)
+        return True
+
+    def _recv(self, rank: int, line: _Line, slot: int) -> bool:
+        key = line.key + slot
+        self.posted[key] = self.clock[rank]
+        if key in self.sent:
+            self._transfer(key)
+        return True
+
+    def _offer(self, rank: int, line: _Line, slot: int) -> bool:
+        key = line.key
+        self.there.setdefault(key, (self.clock[rank] + line.cost, 0.0))
+        self._wake(key)
         return True
 
     def _wait(self, rank: int, line: _Line, slot: int) -> bool:
-        draws = line.act == "draw"
-        key = (*line.key, 0 if draws else slot, rank)
-        found = self.there.get(key)
+        key = line.key + slot
+        return self._arrived(rank, line, key, self.there.pop(key, None))
+
+    def _draw(self, rank: int, line: _Line, slot: int) -> bool:
+        key = line.key
+        return self._arrived(rank, line, key, self.there.get(key))
+
+    def _arrived(self, rank: int, line: _Line, key: int, found: tuple[float, float] | None) -> bool:
         if found is None:
             self.blocked[key] = rank
             return False
-        if not draws:
-            del self.there[key]
-        begin, kept = self.clock[rank], self.keeps * found[1]
-        self._advance(rank, line.name, "wait", begin, max(begin + kept, found[0]), kept)
+        now, kept = self.clock[rank], self.keeps * found[1]
+        self._advance(rank, line.name, "wait", max(now + kept, found[0]), kept)
         return True
 
-    def _transfer(self, key: tuple[str, int, int, int]) -> None:
+    def _transfer(self, key: int) -> None:
         """Both sides are ready."""
-        (sent, rank, cost), posted = self.sent.pop(key), self.posted.pop(key)
-        link = (rank, key[3])
+        (sent, link, cost), posted = self.sent.pop(key), self.posted.pop(key)
         end = max(sent, posted, self.free[link]) + cost
         self.free[link] = end
         self.there[key] = (end, cost)
         self._wake(key)
 
-    def _wake(self, key: tuple[str, int, int, int]) -> None:
+    def _wake(self, key: int) -> None:
         rank = self.blocked.pop(key, None)
         if rank is not None:
             heapq.heappush(self.heap, (self.clock[rank], rank))
 
-    def _meet(self, rank: int, line: _Line) -> bool:
+    def _meet(self, rank: int, line: _Line, slot: int) -> bool:
         """All ranks leave a collective together: the last one to come wakes the others."""
         at = (self.step[rank], line.slot)
         if at not in self.over:
@@ -182,11 +213,15 @@ class Player:
             for r in here[:-1]:
                 heapq.heappush(self.heap, (self.clock[r], r))
             del self.met[at]
-        self._advance(rank, line.name, "wait", self.clock[rank], self.over[at], 0.0)
+        self._advance(rank, line.name, "wait", self.over[at], 0.0)
         return True
 
-    def _advance(self, rank: int, name: str, kind: str, begin: float, end: float, busy: float) -> None:
+    def _advance(self, rank: int, name: str, kind: str, end: float, busy: float) -> None:
+        begin = self.clock[rank]
         self.clock[rank] = end
         self.busy[rank] += busy
         if end > begin:
-            self.events[rank][-1].append(Event(rank, self.step[rank], name, kind, begin, end))
+            self.shown[rank][-1].append((rank, self.step[rank], name, kind, begin, end))
+
+    PLAYS: ClassVar = {"compute": _compute, "average": _average, "send": _send, "recv": _recv, "offer": _offer,
+                       "wait": _wait, "draw": _draw, "meet": _meet}  # fmt: skip

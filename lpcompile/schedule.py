@@ -17,7 +17,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from lpcompile.errors import ScheduleError
 
@@ -59,8 +59,7 @@ STEPWISE = ("average", *COLLECTIVE, "step")  # once a step, not once a micro-bat
 STAGE_OPS = ("stash", "forward", "replay", "backward", "backward_input", "backward_weight")
 
 
-@dataclass(frozen=True, order=True)
-class Ref:
+class Ref(NamedTuple):
     """A tensor (or tuple of tensors) by name: its kind, its boundary (stage for "graph"), and its micro-batch."""
 
     kind: str

@@ -20,6 +20,7 @@ from lpcompile.op_costs import Costs, costs_of
 from lpcompile.plan import Plan
 from lpcompile.player import Event, Player
 from lpcompile.schedule import Schedule
+from lpcompile.uncollected import uncollected
 
 WINDOW = 2  # steps whose mean must repeat
 MOST = 40  # steps after the start-up, where it never quite repeats
@@ -86,6 +87,7 @@ def simulate(
     return play(schedule, costs, Network(device, plan.K, replicas))
 
 
+@uncollected()
 def play(schedule: Schedule, costs: Costs, network: Network) -> Simulation:
     """The steady state of a schedule."""
     player = Player(schedule, costs, network)
@@ -116,5 +118,5 @@ def play(schedule: Schedule, costs: Costs, network: Network) -> Simulation:
         max((i.cost for line in player.lines for i in line if i.act == "average"), default=0.0),
         target,
         tuple(sorted(player.unknown)),
-        tuple(e for rank in player.events for step_events in rank for e in step_events),
+        player.events,
     )

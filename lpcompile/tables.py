@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -49,8 +50,8 @@ def stage_table(plan: Plan) -> Table:
             s.index,
             unit_range(plan, s),
             f"{s.parameters:,}",
-            f"{s.forward:.3g}",
-            f"{s.backward:.3g}",
+            _time(s.forward, [u.forward_spread for u in plan.units[s.first : s.last + 1]]),
+            _time(s.backward, [u.backward_spread for u in plan.units[s.first : s.last + 1]]),
             size(s.saved_bytes),
             size(s.memory_bytes),
             "█" * max(1, round(12 * s.work / most)),
@@ -58,6 +59,12 @@ def stage_table(plan: Plan) -> Table:
         for s in plan.stages
     ]
     return table(rows, headers)
+
+
+def _time(cost: float, spreads: Sequence[float]) -> str:
+    """With the spread of its units, which vary on their own; counted costs have none."""
+    spread = math.hypot(*spreads)
+    return f"{cost:.3g} ± {spread:.2g}" if spread else f"{cost:.3g}"
 
 
 def unit_table(plan: Plan) -> Table:
@@ -68,8 +75,8 @@ def unit_table(plan: Plan) -> Table:
         [
             stage_of[i],
             u.name,
-            f"{u.forward:.3g} ± {u.forward_spread:.2g}",
-            f"{u.backward:.3g} ± {u.backward_spread:.2g}",
+            _time(u.forward, [u.forward_spread]),
+            _time(u.backward, [u.backward_spread]),
             f"{100 * (u.forward + u.backward) / total:.1f} %",
             f"{u.forward_flops / 1e9:.3g}",
             f"{u.parameters:,}",

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from lpcompile.errors import ScheduleError
 from lpcompile.schedule import COLLECTIVE, LOCAL, MESSAGES, OPS, STEPWISE, Instruction, Ref, Schedule
 
+KINDS = frozenset(MESSAGES + LOCAL)
 Class = tuple[str, int, int]  # kind, boundary, slot modulo M
 Time = tuple[int, int]  # step relative to the micro-batch's, position in the list
 Node = tuple[int, int]  # rank, position in its list
@@ -48,27 +49,29 @@ def verify(schedule: Schedule) -> None:
 def buffers_needed(schedule: Schedule, rank: int) -> int:
     """The smallest number of buffers in turn with which no receive overwrites what is still to be read."""
     M, items = schedule.micro, schedule.ranks[rank]
-    last: dict[Ref, Time] = {}
-    posts: dict[tuple[str, int], list[tuple[int, int]]] = defaultdict(list)
+    last: dict[Class, Time] = {}
+    posts: dict[Class, Time] = {}
     for at, item in enumerate(items):
         if item.op == "recv":
-            posts[item.ref.kind, item.ref.boundary].append((item.slot, at))
+            key, time = (item.ref.kind, item.ref.boundary, item.slot % M), (-(item.slot // M), at)
+            posts[key] = min(posts.get(key, time), time)
         for ref in item.reads if item.op not in STEPWISE else ():
-            key = Ref(ref.kind, ref.boundary, ref.slot % M)
-            last[key] = max(last.get(key, (-(10**9), 0)), (-(ref.slot // M), at))
+            key, time = (ref.kind, ref.boundary, ref.slot % M), (-(ref.slot // M), at)
+            last[key] = max(last.get(key, time), time)
     depth = 1
-    for (kind, boundary), found in posts.items():
+    for kind, boundary in dict.fromkeys(key[:2] for key in posts):
         for c in range(M):
-            end = last.get(Ref(kind, boundary, c))
-            while end is not None and _overwritten(found, M, c, depth, end):
+            end = last.get((kind, boundary, c))
+            while end is not None and _overwritten(posts, (kind, boundary, c + depth), M, end):
                 depth += 1
     return depth
 
 
-def _overwritten(posts: list[tuple[int, int]], M: int, c: int, depth: int, end: Time) -> bool:
-    """Whether the receive of micro-batch c + depth is posted before the last read of micro-batch c."""
-    later = c + depth
-    return any(((later - slot) // M, at) < end for slot, at in posts if (later - slot) % M == 0)
+def _overwritten(posts: dict[Class, Time], later: Class, M: int, end: Time) -> bool:
+    """Whether the receive of a later micro-batch is posted before the last read of an earlier one."""
+    kind, boundary, c = later
+    posted = posts.get((kind, boundary, c % M))
+    return posted is not None and (posted[0] + c // M, posted[1]) < end
 
 
 def _where(schedule: Schedule, rank: int, at: int) -> str:
@@ -85,7 +88,7 @@ def _well_formed(schedule: Schedule, rank: int, at: int, item: Instruction) -> N
         problem = f"{item.peer} is no other rank of {schedule.K}"
     elif item.op in ("send", "recv", "wait", "offer", "draw") and item.ref.kind not in MESSAGES:
         problem = f"{item.ref.kind!r} does not travel; {', '.join(MESSAGES)} do"
-    elif any(ref.kind not in MESSAGES + LOCAL for ref in (*item.reads, *item.writes)):
+    elif any(ref.kind not in KINDS for ref in (*item.reads, *item.writes)):
         problem = "it names a kind of tensor that does not exist"
     elif any(ref.slot != item.slot for ref in (*item.reads, *item.writes)):
         problem = f"it belongs to micro-batch {item.slot} but names one of another"

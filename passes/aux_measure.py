@@ -43,14 +43,18 @@ def boundary_inputs(stages: Sequence[Stage], tensors: list[torch.Tensor]) -> lis
 
 
 def measure_share(
-    stage: Stage, aux: AuxNet, stage_inputs: Sequence[torch.Tensor], aux_inputs: Sequence[torch.Tensor]
+    stage: Stage,
+    aux: AuxNet,
+    stage_inputs: Sequence[torch.Tensor],
+    aux_inputs: Sequence[torch.Tensor],
+    repeats: int = REPEATS,
 ) -> Share:
     """Steps of the stage and of the AuxNet in turn, so that noise falls on both alike."""
     clock = Clock(next((p.device for p in stage.parameters()), torch.device("cpu")))
     both: list[list[tuple[float, float]]] = [[], []]
     with untouched(stage), untouched(aux), torch.enable_grad():
         stage._lp_use_mode(True)
-        for turn in range(REPEATS + 1):
+        for turn in range(repeats + 1):
             for times, module, inputs in zip(both, (stage, aux), (stage_inputs, aux_inputs), strict=True):
                 for _ in range(1 if module is stage else 3):
                     taken = _step(module, inputs, clock, gradients=module is stage)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 import linecache
 import traceback
 from collections.abc import Iterable
@@ -72,8 +73,9 @@ def capture_error(model: nn.Module, error: Unrecordable, tensors: list[torch.Ten
         return CaptureError(f"the model itself fails on the example inputs, before lpcompile does anything: {own}")
     where = f"in module {error.path!r}" if error.path else f"in the forward of {type(model).__name__} itself"
     lines = [f"cannot capture {type(model).__name__}: {where}, {error.reason}"]
-    if error.source:
-        lines.append(f"  at {error.source}{_code(error.source)}")
+    source = error.source or _forward_of(model.get_submodule(error.path))
+    if source:
+        lines.append(f"  at {source}{_code(source)}")
     lines.append("what to try:")
     if error.remedy:
         lines.append(f"  {error.remedy}")
@@ -90,14 +92,20 @@ def capture_error(model: nn.Module, error: Unrecordable, tensors: list[torch.Ten
     return CaptureError("\n".join(lines))
 
 
+def _forward_of(module: nn.Module) -> str:
+    """Where a module's forward begins: for what has no line of its own, as a generator that has been used."""
+    code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
+    return f"{code.co_filename}:{code.co_firstlineno} in {code.co_name}" if code is not None else ""
+
+
 def _fails_by_itself(model: nn.Module, tensors: list[torch.Tensor], rebuild: Any) -> str | None:
-    if has_meta(model):
-        return None
     args, kwargs = rebuild(tensors)
     try:
         with torch.no_grad():
             model(*args, **kwargs)
     except Exception as error:
+        if has_meta(model) and (isinstance(error, NotImplementedError) or "meta" in str(error)):
+            return None  # it might well run if it had weights
         return f"{type(error).__name__}: {error}{at(_line_of(error))}"
     return None
 

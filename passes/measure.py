@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from lpcompile.passes.batch import batch_size, resized
 from lpcompile.passes.capture import Captured, rebuilder
 from lpcompile.passes.cost import Profile
 from lpcompile.passes.flops import flops_profile
@@ -28,6 +29,9 @@ from lpcompile.passes.units import Unit
 from lpcompile.passes.untouched import untouched
 
 Progress = Callable[[int, int], None]
+LEAST, MOST = 7, 30  # measured steps
+SLOW = 2500.0  # ms of a step: too slow for that many of them
+FEW = 3  # measured steps of slow ones, with fewer samples
 
 
 class Clock:
@@ -62,7 +66,7 @@ def measured_profile(
 ) -> Profile:
     """Median forward and backward ms of each unit over repeated steps, with the interquartile range as spread.
 
-    part: of the mini-batch, that `tensors` are; times are for all of it, by so many times as many steps.
+    part: of the mini-batch, that `tensors` are; times are for all of it. Of slow steps a smaller part is measured.
     """
     model = captured._lp.model
     base = flops_profile(captured, units)
@@ -71,7 +75,12 @@ def measured_profile(
     tensors = [t.to(device) for t in tensors]
     parts = split(captured, [u.cut for u in units if u.cut is not None])
     with _threads(threads), untouched(model, captured._lp.written), _training(model, parts):
-        runs = _repeat(model, captured, parts, tensors, clock, seconds, progress)
+        args, kwargs = rebuilder(captured._lp.signature)(tensors)
+        first = _whole_step(model, args, kwargs, clock)
+        few = affordable(captured, tensors, first.forward[0] + first.backward[0])
+        limits = (seconds, LEAST) if few is tensors else (seconds / 2, FEW)
+        runs = _repeat(model, captured, parts, few, clock, limits, progress)
+    part *= (batch_size(few) or 1) / (batch_size(tensors) or 1)
     forward = [[r.forward[i] for _, r in runs] for i in range(len(units))]
     backward = [[r.backward[i] for _, r in runs] for i in range(len(units))]
     whole_forward = statistics.median(w.forward[0] for w, _ in runs)
@@ -91,8 +100,20 @@ def measured_profile(
     )
     ratio = (raw_forward + raw_backward) / ((whole_forward + whole_backward) or 1.0)
     note = f"units add up to {ratio:.3f} of the undivided step ({len(runs)} steps), scaled to it"
+    if few is not tensors:
+        note += f"; measured with {batch_size(few)} of {batch_size(tensors)} samples, for a step of all takes seconds"
     whole = (whole_forward / part, whole_backward / part)
     return Profile(costs, "measured", _device_name(device), *whole, ratio, part=part, notes=(note,))
+
+
+def affordable(captured: Captured, tensors: list[torch.Tensor], step: float) -> list[torch.Tensor]:
+    """The inputs; as many of their samples as can be measured in some seconds where a step takes `step` ms and that is
+    too long. Two at least, for BatchNorm. Where the model runs at one batch size only, all of them."""
+    batch = batch_size(tensors)
+    if step <= SLOW or batch is None or not captured._lp.batch_free:
+        return tensors
+    size = max(2, int(batch * SLOW / 2 / step))
+    return resized(tensors, size) if size < batch else tensors
 
 
 class Times:
@@ -108,15 +129,17 @@ def _repeat(
     parts: Sequence[Stage],
     tensors: list[torch.Tensor],
     clock: Clock,
-    seconds: float,
+    limits: tuple[float, int],
     progress: Progress | None,
 ) -> list[tuple[Times, Times]]:
-    """(undivided, divided) times of alternating steps: at least 7, at most 30, as many as `seconds` allow."""
+    """(undivided, divided) times of alternating steps: as many as these seconds allow, but this least number of them,
+    and at most 30."""
+    seconds, least = limits
     rebuild = rebuilder(captured._lp.signature)
     runs: list[tuple[Times, Times]] = []
     start = time.perf_counter()
-    warmup = 2
-    while len(runs) < 7 or (len(runs) < 30 and time.perf_counter() - start < seconds):
+    warmup = 2 if least == LEAST else 0  # slow ones have had a step of all samples
+    while len(runs) < least or (len(runs) < MOST and time.perf_counter() - start < seconds):
         args, kwargs = rebuild(tensors)
         pair = (_whole_step(model, args, kwargs, clock), _unit_step(parts, tensors, clock))
         if warmup:
@@ -124,7 +147,9 @@ def _repeat(
             continue
         runs.append(pair)
         if progress is not None:
-            progress(len(runs), 30)
+            progress(len(runs), MOST)
+    if progress is not None:
+        progress(MOST, MOST)
     return runs
 
 

@@ -77,8 +77,9 @@ def fresh_costs() -> Iterator[None]:
                 os.environ["LPCOMPILE_CACHE"] = before
 
 
-def _key(captured: Captured, units: Sequence[Unit], tensors: list[torch.Tensor], threads: int | None,
-         part: float) -> str:
+def _key(
+    captured: Captured, units: Sequence[Unit], tensors: list[torch.Tensor], threads: int | None, part: float
+) -> str:
     model = captured._lp.model
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{platform.processor()} {os.cpu_count()}"

@@ -7,9 +7,11 @@ from lpcompile.plan import Plan
 from lpcompile.runtime.methods import METHODS, ScheduleOptions
 from lpcompile.runtime.settings import Settings
 from lpcompile.schedule import Schedule
+from lpcompile.uncollected import uncollected
 from lpcompile.verify import verify
 
 
+@uncollected()
 def default_schedule(plan: Plan, replicas: int = 1) -> Schedule | None:
     """Verified; None where the plan is for a method that the runtime does not have, or for a batch that is no whole
     number of micro-batches for its pipeline."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 
@@ -101,7 +102,15 @@ class Layout:
 
     def receives(self, rank: int) -> list[int]:
         """The boundaries whose λ this rank is sent."""
-        return [k for k in self.hosts if rank in self.targets(k)]
+        return self._received.get(rank, [])
+
+    @cached_property
+    def _received(self) -> dict[int, list[int]]:
+        found: dict[int, list[int]] = {}
+        for k in self.hosts:
+            for rank in self.targets(k):
+                found.setdefault(rank, []).append(k)
+        return found
 
     def post_lams(self, b: Builder, slot: int) -> None:
         for k in self.receives(b.rank):

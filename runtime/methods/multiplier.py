@@ -87,6 +87,7 @@ def skewed_slot(b: Builder, slot: int, layout: Layout, options: ScheduleOptions)
     r = b.rank
     delay = layout.K - 1 - r
     above, below = layout.hosts.get(r) == r, layout.hosts[r + 1] == r
+
     def make_lams(slot: int) -> None:
         layout.post_lams(b, slot)
         layout.make_lams(b, slot, keep=lambda k: slot + delay + (k == r) < options.micro)

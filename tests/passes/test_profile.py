@@ -9,6 +9,7 @@ from torch import nn
 import lpcompile
 from lpcompile import models
 from lpcompile.errors import UsageError
+from lpcompile.passes import measure
 from lpcompile.passes.cuts import cuts
 from lpcompile.passes.profile import profile
 from lpcompile.passes.units import units
@@ -67,3 +68,23 @@ def test_measuring_leaves_no_gradients_and_no_statistics_behind(tmp_path, monkey
     lpcompile.parallelize(model, 2, example_inputs=torch.randn(4, 4))
     assert all(torch.equal(v, state[k]) for k, v in model.state_dict().items())
     assert all(p.grad is None for p in model.parameters())
+
+
+def test_steps_that_take_seconds_are_measured_with_fewer_samples_and_scaled(tmp_path, monkeypatch):
+    monkeypatch.setenv("LPCOMPILE_CACHE", str(tmp_path))
+    captured, found, tensors = prepared(models.resnet20(), torch.randn(8, 3, 32, 32))
+    assert measure.affordable(captured, tensors, measure.SLOW) is tensors
+    assert measure.affordable(captured, tensors, 2 * measure.SLOW)[0].shape == (2, 3, 32, 32)
+    whole = profile(captured, found, tensors, cache=False, threads=1)
+    monkeypatch.setattr(measure, "SLOW", 1e-3)
+    fewer = profile(captured, found, tensors, cache=False, threads=1)
+    assert "measured with 2 of 8 samples" in fewer.notes[0] and "samples" not in whole.notes[0]
+    assert whole.total / 4 < fewer.total < 4 * whole.total  # loose, because test machines are noisy
+
+
+def test_progress_ends_whenever_measuring_does(tmp_path, monkeypatch):
+    monkeypatch.setenv("LPCOMPILE_CACHE", str(tmp_path))
+    seen = []
+    parts = prepared(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)), torch.randn(4, 8))
+    profile(*parts, progress=lambda done, total: seen.append((done, total)))
+    assert seen[0] == (1, measure.MOST) and seen[-1] == (measure.MOST, measure.MOST)
