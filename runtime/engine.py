@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from lpcompile.errors import UsageError
 from lpcompile.micro import micro_of
 from lpcompile.pipelining import PIPELINES, micro_batches
-from lpcompile.plan import Plan
 from lpcompile.runtime import handshake, memory, state
 from lpcompile.runtime.comm import Distributed, Local
 from lpcompile.runtime.executor import Op, prepare, run, take_turns
