@@ -10,7 +10,7 @@ from lpcompile import pipelining
 from lpcompile.pipelining import PIPELINES
 from lpcompile.plan import Plan
 
-LEAST = 8  # samples of a micro-batch that `multiplier` needs to be skewed by
+LEAST = 8  # samples of the micro-batches that `multiplier` is skewed by; twice as many where two ranks are late by one
 HALVES, ENOUGH = 2, 16  # micro-batches by which the other decoupled methods save memory, of at least so many samples
 LARGE = 2**27  # bytes of a batch's activations from which on that is worth it
 
@@ -29,7 +29,7 @@ def default_micro(
     if K == 1 or not free:
         return 1
     if method == "multiplier":  # with fewer of them all gradients are steps late
-        return max(1, min(K, (batch or 1) // LEAST))
+        return max(1, min(K, (batch or 1) // (LEAST if K > 2 else 2 * LEAST)))
     if method in ("penalty", "lagrangian") and saved >= LARGE:  # activations of one at a time
         return max(1, min(HALVES, (batch or 1) // ENOUGH))
     return 1

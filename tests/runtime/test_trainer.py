@@ -258,7 +258,7 @@ def test_auxnets_that_start_elsewhere_are_warmed_up(init, warm):
 
 
 @pytest.mark.parametrize(("method", "batch", "K", "micro"), [
-    ("multiplier", 64, 2, 2), ("multiplier", 64, 4, 4), ("multiplier", 16, 4, 2), ("multiplier", 7, 2, 1),
+    ("multiplier", 64, 2, 2), ("multiplier", 64, 4, 4), ("multiplier", 16, 4, 2), ("multiplier", 16, 2, 1), ("multiplier", 7, 3, 1),
     ("penalty", 64, 2, 2), ("penalty", 64, 4, 2), ("penalty", 31, 2, 1), ("lagrangian", 32, 3, 2),
     ("penalty-stored", 64, 2, 1), ("pipedream", 64, 2, 1), ("multiplier", 64, 1, 1),
 ])  # fmt: skip
