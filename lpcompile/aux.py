@@ -90,9 +90,10 @@ def make_auxnets(
     inputs: list[torch.Tensor] | None = None,
     budgets: Sequence[float] | None = None,
     repeats: int = REPEATS,
+    only: int | None = None,
 ) -> list[Made]:
     """One for each stage but the last. With `inputs` the budget is met by measured time, of so many `repeats`;
-    `budgets` are those that an earlier run came to, and are used as they are."""
+    `budgets` are those that an earlier run came to, and are used as they are. `only`: just this one."""
     builders = _builders(stages, costs, options)
     asked = [options.budget] * len(builders) if budgets is None else list(budgets)
     if inputs is None or budgets is not None:
@@ -104,6 +105,8 @@ def make_auxnets(
         runs = boundary_inputs(stages, inputs)
         made = []
         for k, build in enumerate(builders):
+            if only not in (None, k):
+                continue
 
             def measure(aux: AuxNet, k: int = k) -> Share:
                 given = runs[k] if aux_io(aux).lams else [inputs[i] for i in aux_io(aux).inputs]

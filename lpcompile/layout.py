@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from lpcompile.aux import Made, make_auxnets, node_costs, start, violations
+from lpcompile.aux_fit import fit_auxnets
 from lpcompile.errors import PlanError
 from lpcompile.heads import make_heads
 from lpcompile.options import Options
@@ -113,12 +115,27 @@ def plan_program(
         best = again
     layout = min(layouts, key=lambda one: one.best.step)
     if options.cost == "measured" and options.method not in HEAD_METHODS:
-        few = affordable(captured, tensors, costs.total)
-        repeats = REPEATS if few is tensors else FEW - 1
-        made = make_auxnets(model, layout.stages, prices, options.aux, few, repeats=repeats)
-        real = _hosted(costs, layout.best, _terms(options, [m.total for m in made]))
-        layout = Layout(replace(real, lower_bound=min(real.step, layout.best.lower_bound)), layout.stages, tuple(made))
+        few = affordable(captured, tensors, costs.total * costs.part)
+        repeats, split = REPEATS if few is tensors else FEW - 1, layout.best
+
+        def price(made: Sequence[Made]) -> Partition:
+            return _hosted(costs, split, _terms(options, _run(made, split, options.method, costs)))
+
+        fitted, real = fit_auxnets(model, layout.stages, prices, options.aux, few, repeats, price)
+        layout = Layout(replace(real, lower_bound=min(real.step, split.lower_bound)), layout.stages, fitted)
     return layout
+
+
+def _run(made: Sequence[Made], best: Partition, method: str, costs: Profile) -> list[float]:
+    """What AuxNets take of their stages' time, with the forwards that `multiplier` runs again when a step is over."""
+    shares = [m.total for m in made]
+    if method != "multiplier":
+        return shares
+    ends = [0, *best.cuts]
+    for k, m in enumerate(made):
+        forward = sum(u.forward for u in costs.units[ends[k] : ends[k + 1]]) / (best.costs[k] or 1.0)
+        shares[k] += m.forward * forward * min(1.0, (best.K - 1 - k) * costs.part)
+    return shares
 
 
 def begin(captured: Captured, layout: Layout, tensors: list[torch.Tensor], options: Options) -> Layout:

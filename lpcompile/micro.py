@@ -12,7 +12,7 @@ from lpcompile.plan import Plan
 
 LEAST = 8  # samples of the micro-batches that `multiplier` is skewed by; twice as many where two ranks are late by one
 HALVES, ENOUGH = 2, 16  # micro-batches by which the other decoupled methods save memory, of at least so many samples
-LARGE = 2**27  # bytes of a batch's activations from which on that is worth it
+LARGE = 2**26  # bytes of a batch's activations from which on that is worth it
 
 
 def default_micro(

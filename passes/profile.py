@@ -39,7 +39,10 @@ def profile(
     progress: Progress | None = None,
     part: float = 1.0,
 ) -> Profile:
-    """Costs per unit, for a mini-batch of which `tensors` are this part. Measured ones are cached by graph, units, shapes, dtypes, device, threads and torch version."""
+    """Costs per unit, for a mini-batch of which `tensors` are this part.
+
+    Measured ones are cached by graph, units, shapes, dtypes, device, threads and torch version.
+    """
     if cost not in SOURCES:
         raise UsageError(f"cost={cost!r} is not one of {', '.join(SOURCES)}")
     if cost == "flops":

@@ -1,4 +1,4 @@
-"""What a backward in two parts costs of one in one: `zb` runs input and weight gradients apart, and that is not free."""
+"""What a backward in two parts costs of one in one: `zb` runs input and weight gradients apart, which is not free."""
 
 from __future__ import annotations
 

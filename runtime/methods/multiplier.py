@@ -11,7 +11,7 @@ the p that rank r+1 made in the slot before, then the forward of the next one fr
 
 Optimizers step between a backward and the next forward, so forward and backward of a micro-batch see the same weights
 and only one graph is alive. λ of the step's next micro-batch is made before a forward, so that no rank waits for it. An
-AuxNet learns late, with β ∂ψ/∂λ_k + p_k; where its optimizer has stepped since, its small forward is run again for that.
+AuxNet learns late, with β ∂ψ/∂λ_k + p_k; where its optimizer has stepped since, its small forward is run again.
 With `lockstep` nothing is skewed: backwards wait for each other, as in plain training.
 """
 
