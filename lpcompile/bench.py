@@ -231,9 +231,11 @@ def _warm(row: Row, team: Team, request: Request, planned: Planned) -> None:
     row.micro = ready[0]["micro"]
     plan = planned.plans.get(TORCH.get(row.name, row.name))
     choices = micro_choices(row.name, plan) if plan is not None else []
-    for micro in choices:
+    trials: dict[int, list[float]] = {micro: [] for micro in choices}
+    for micro in choices * 2:  # twice, so that a slow moment is not taken for a slow choice
         team.ask("use", micro)
-        row.tried[str(micro)] = statistics.median(_samples(row.name, team.ask("block", TRIAL)))
+        trials[micro] += _samples(row.name, team.ask("block", TRIAL))
+    row.tried = {str(micro): statistics.median(samples) for micro, samples in trials.items()}
     if choices:
         row.micro = min(choices, key=lambda m: row.tried[str(m)])
         team.ask("use", row.micro)

@@ -104,12 +104,10 @@ class Pipeline(Contender):
         self.optimizer = given.optimizer(list(stage.parameters()))
         plan = program.plan
         self.sent = sum(b.nbytes for b in plan.boundaries if rank in (b.index - 1, b.index))
-        for other in program.stages:
-            if other is not stage:
-                own = {id(p) for p in stage.parameters()}
-                for p in other.parameters():
-                    if id(p) not in own:
-                        p.data = torch.empty(0)
+        own = {id(p) for p in stage.parameters()}
+        for p in program.module.parameters():  # the other ranks have theirs
+            if id(p) not in own:
+                p.data = torch.empty(0)
         self.use(micro_batches(schedule, plan.K, plan.batch, free=plan.batch_free))
 
     def use(self, micro: int) -> None:

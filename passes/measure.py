@@ -102,6 +102,8 @@ def measured_profile(
     note = f"units add up to {ratio:.3f} of the undivided step ({len(runs)} steps), scaled to it"
     if few is not tensors:
         note += f"; measured with {batch_size(few)} of {batch_size(tensors)} samples, for a step of all takes seconds"
+    elif part < 1:
+        note += f"; measured with micro-batches of {batch_size(few)} samples, as the method runs them"
     whole = (whole_forward / part, whole_backward / part)
     return Profile(costs, "measured", _device_name(device), *whole, ratio, part=part, notes=(note,))
 
