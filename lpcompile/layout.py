@@ -20,7 +20,7 @@ from lpcompile.passes.capture import Captured
 from lpcompile.passes.cost import Profile
 from lpcompile.passes.cuts import Cut, state_uses
 from lpcompile.passes.liveness import liveness
-from lpcompile.passes.measure import FEW, affordable
+from lpcompile.passes.measure import FEW
 from lpcompile.passes.partition import Partition, auto_stages, evaluate, partition
 from lpcompile.passes.partition_options import HEAD_METHODS, PLAIN_METHODS
 from lpcompile.passes.split import Stage, split, stage_io
@@ -115,7 +115,7 @@ def plan_program(
         best = again
     layout = min(layouts, key=lambda one: one.best.step)
     if options.cost == "measured" and options.method not in HEAD_METHODS:
-        few = affordable(captured, tensors, costs.total * costs.part)
+        few = resized(tensors, costs.samples) if costs.samples else tensors  # as many as units were measured with
         repeats, split = REPEATS if few is tensors else FEW - 1, layout.best
 
         def price(made: Sequence[Made]) -> Partition:

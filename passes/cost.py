@@ -37,6 +37,7 @@ class Profile:
     raw_ratio: float | None = None  # measured units before scaling, added up, over the undivided step
     loss: float = 0.0  # ms of loss forward + backward, charged to the last rank
     part: float = 1.0  # of the mini-batch: what was measured with, and then multiplied
+    samples: int | None = None  # that is, so many
     notes: tuple[str, ...] = ()
 
     @property

@@ -78,7 +78,7 @@ def measured_profile(
         args, kwargs = rebuilder(captured._lp.signature)(tensors)
         first = _whole_step(model, args, kwargs, clock)
         few = affordable(captured, tensors, first.forward[0] + first.backward[0])
-        limits = (seconds, LEAST) if few is tensors else (seconds / 2, FEW)
+        limits = (seconds, LEAST) if few is tensors else (seconds / 3, FEW)
         runs = _repeat(model, captured, parts, few, clock, limits, progress)
     part *= (batch_size(few) or 1) / (batch_size(tensors) or 1)
     forward = [[r.forward[i] for _, r in runs] for i in range(len(units))]
@@ -105,7 +105,8 @@ def measured_profile(
     elif part < 1:
         note += f"; measured with micro-batches of {batch_size(few)} samples, as the method runs them"
     whole = (whole_forward / part, whole_backward / part)
-    return Profile(costs, "measured", _device_name(device), *whole, ratio, part=part, notes=(note,))
+    return Profile(costs, "measured", _device_name(device), *whole, ratio, part=part,
+                   samples=batch_size(few), notes=(note,))  # fmt: skip
 
 
 def affordable(captured: Captured, tensors: list[torch.Tensor], step: float) -> list[torch.Tensor]:
