@@ -7,7 +7,6 @@ that a machine that becomes slow is slow for all of them, and everything is a me
 
 from __future__ import annotations
 
-import json
 import os
 import statistics
 import sys
@@ -29,6 +28,7 @@ from lpcompile.errors import LpError, TrainingError, UsageError
 from lpcompile.runtime import launch
 from lpcompile.runtime.methods import METHODS
 from lpcompile.sources.inputs import closest
+from lpcompile.whole import write_json
 
 VERSION = 1
 BLOCK = 4  # steps that a contender has before the next one's turn
@@ -131,10 +131,7 @@ class Bench:
         return Bench(request, data["machine"], [Row(**r) for r in data["rows"]], data["start"], data["scaling"])
 
     def save(self, file: Path) -> None:
-        """Whole or not at all."""
-        part = file.with_name(f".{file.name}.{os.getpid()}")
-        part.write_text(json.dumps(self.to_json(), ensure_ascii=False, indent=1) + "\n")
-        part.replace(file)
+        write_json(file, self.to_json())
 
 
 @dataclass

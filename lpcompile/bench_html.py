@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from html import escape
-from string import Template
 
+from lpcompile import html
 from lpcompile.bench import Bench, Row
 from lpcompile.bench_contenders import LIMIT
 from lpcompile.bench_table import PARTS, called, cells, headers, headline, notes
 from lpcompile.charts import Bar, Curve, bars, chart
 from lpcompile.figure import Figure, svg
-from lpcompile.html import cell, legend, part, style, table
+from lpcompile.html import cell, legend, table
 
 # our parts of a step in the colours that all pages have
 ROLES = {"forward": "forward", "backward": "backward", "aux": "auxiliary", "optimizer": "step", "transfer": "message",
@@ -22,9 +22,9 @@ def page(found: Bench) -> str:
     measured = [r for r in found.rows if r.step]
     start = [cell(f"{seconds:.2f} s") for seconds in found.start.values()]
     shown = legend(role for role in ROLES.values() if role != "data")
-    return Template(part("bench.html")).substitute(
-        style=style(),
-        title=escape(f"{found.request.model}, K = {found.request.K}: how fast"),
+    return html.page(
+        "bench",
+        f"{found.request.model}, K = {found.request.K}: how fast",
         headline=escape(headline(found)),
         measured=table(headers(), [_cells(r, found) for r in found.rows]),
         legend=f'{shown}<span><i class="data"></i>Python</span>',

@@ -8,7 +8,6 @@ that ρ is taken against how fast the machine was just before and just after.
 from __future__ import annotations
 
 import datetime
-import json
 import os
 import statistics
 import sys
@@ -29,6 +28,7 @@ from lpcompile.properties import bare_plan, properties
 from lpcompile.runtime import launch
 from lpcompile.runtime.methods import METHODS, ScheduleOptions, get_method
 from lpcompile.train import Job, _image, _stores
+from lpcompile.whole import write_json
 
 VERSION = 1
 SHARE = 0.95  # of plain training's last accuracy: the target where none is given
@@ -150,10 +150,7 @@ class Comparison:
         return Comparison(request, data["machine"], serial, data["target"], [Row(**row) for row in data["rows"]])
 
     def save(self, file: Path) -> None:
-        """Whole or not at all."""
-        part = file.with_name(f".{file.name}.{os.getpid()}")
-        part.write_text(json.dumps(self.to_json(), ensure_ascii=False, indent=1) + "\n")
-        part.replace(file)
+        write_json(file, self.to_json())
 
 
 def compare(found: Comparison, keep: Callable[[], None] = lambda: None) -> None:

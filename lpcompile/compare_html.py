@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from html import escape
-from string import Template
 
+from lpcompile import html
 from lpcompile.charts import chart, timelines
 from lpcompile.compare import Comparison, Row
 from lpcompile.compare_table import cells, headers, headline, notes
 from lpcompile.compare_timeline import KINDS, SHOWN
 from lpcompile.figure import svg
-from lpcompile.html import KIND_NAMES, cell, legend, part, style, table
+from lpcompile.html import KIND_NAMES, cell, legend, table
 from lpcompile.properties import NAMES
 
 
@@ -24,9 +24,9 @@ def page(found: Comparison) -> str:
     over_time = chart([(n, s, a, role.get(m, "")) for n, a, s, m in lines], "test accuracy, %", "seconds of training")
     by_epoch = [(n, [float(e + 1) for e in range(len(a))], a, role.get(m, "")) for n, a, _, m in lines]
     title = f"{found.request.model} on {found.request.data}, K = {found.request.K}"
-    return Template(part("compare.html")).substitute(
-        style=style(),
-        title=escape(title),
+    return html.page(
+        "compare",
+        title,
         headline=escape(headline(found)),
         measured=table(headers(found), [_cells(r) for r in rows]),
         charts=svg(over_time) + svg(chart(by_epoch, "test accuracy, %", "epochs", least=1)),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from html import escape
 from importlib.resources import files
+from string import Template
 
 from lpcompile.figure import css
 
@@ -24,8 +25,11 @@ def part(name: str) -> str:
     return (files("lpcompile") / name).read_text(encoding="utf-8")
 
 
-def style() -> str:
-    return f"{css()}\n{part('page.css')}"
+def page(name: str, title: str, more: str = "", **given: str) -> str:
+    """A page: the packaged body `name` with what is given for it, all of it HTML already; `more`: styles of its own."""
+    body = Template(part(f"{name}.html")).substitute(given)
+    style = f"{css()}\n{part('page.css')}{more}"
+    return Template(part("page.html")).substitute(title=escape(title), style=style, body=body)
 
 
 def legend(kinds: Iterable[str]) -> str:

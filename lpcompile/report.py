@@ -11,12 +11,12 @@ from __future__ import annotations
 import json
 from html import escape
 from pathlib import Path
-from string import Template
 from typing import Any
 
+from lpcompile import html
 from lpcompile.figure import Figure, hue_of, svg, svg_file
 from lpcompile.figure_png import png
-from lpcompile.html import KIND_NAMES, cell, legend, part, style, table
+from lpcompile.html import KIND_NAMES, cell, legend, part, table
 from lpcompile.plan import AuxPlan, Plan
 from lpcompile.report_charts import cost_unit, load, memory, over_time, sweep
 from lpcompile.report_data import ReportData
@@ -31,10 +31,11 @@ LIMIT = "The limit is what the most even split of these units would give if AuxN
 def page(data: ReportData) -> str:
     """The whole page, a few hundred kilobytes at most."""
     plan = data.plan
-    return Template(part("report.html")).substitute(
-        title=escape(f"{data.name} in {plan.K} {'stages' if plan.K > 1 else 'stage'}"),
+    return html.page(
+        "report",
+        f"{data.name} in {plan.K} {'stages' if plan.K > 1 else 'stage'}",
+        f"\n{part('report.css')}",
         about=escape(f"method {plan.method}, costs {plan.cost} on {plan.device}, batch {plan.batch or 'of any size'}"),
-        style=f"{style()}\n{part('report.css')}",
         script=part("report.js"),
         data=_json(panels(data)),
         cards="".join(f"<div><b>{escape(value)}</b>{escape(name)}</div>" for name, value in data.cards),

@@ -19,7 +19,7 @@ import lpcompile
 from lpcompile.cli import main
 from lpcompile.runtime import checkpoint
 from lpcompile.train import Job, compiled
-from tests.runtime.test_transports import free_port
+from tests.runtime.ranks import free_port
 
 ROOT = Path(__file__).parents[2]
 NET = """

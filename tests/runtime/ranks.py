@@ -1,15 +1,37 @@
-"""What gloo processes do in `test_distributed`."""
+"""What gloo processes do in `test_distributed`, and how tests start such processes."""
 
 from __future__ import annotations
 
 import copy
 import os
+import socket
 
 import torch
+import torch.multiprocessing as mp
 import torch.nn.functional as F
 
 from lpcompile.errors import TrainingError, UsageError
 from tests.runtime.small import any_auxnets, batches, compiled, norm_mlp, sgd
+
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def started_once(factory, run_rank):
+    """The folder into which K processes of `run_rank` wrote what they ended with; they are started once for each K."""
+    done = {}
+
+    def get(K):
+        if K not in done:
+            folder = factory.mktemp(f"gloo{K}")
+            mp.spawn(run_rank, (K, free_port(), str(folder)), nprocs=K)
+            done[K] = folder
+        return done[K]
+
+    return get
 
 
 def environment(rank: int, K: int, port: int) -> None:

@@ -6,9 +6,8 @@ import pytest
 import torch
 import torch.multiprocessing as mp
 
-from tests.runtime.ranks import check
+from tests.runtime.ranks import check, free_port
 from tests.runtime.small import norm_mlp
-from tests.runtime.test_transports import free_port
 
 K = 2
 

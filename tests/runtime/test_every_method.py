@@ -6,25 +6,14 @@ import math
 
 import pytest
 import torch
-import torch.multiprocessing as mp
 
 from tests.runtime.every_method import MODELS, RUNS, run_rank, train
-from tests.runtime.test_transports import free_port
+from tests.runtime.ranks import started_once
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """What the gloo processes ended with, by K; started once for all runs."""
-    done = {}
-
-    def get(K):
-        if K not in done:
-            folder = tmp_path_factory.mktemp(f"gloo{K}")
-            mp.spawn(run_rank, (K, free_port(), str(folder)), nprocs=K)
-            done[K] = folder
-        return done[K]
-
-    return get
+    return started_once(tmp_path_factory, run_rank)
 
 
 @pytest.mark.parametrize("K", [2, 3])

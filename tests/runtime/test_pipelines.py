@@ -18,8 +18,8 @@ from lpcompile.runtime import split_backward
 from lpcompile.runtime.methods import METHODS, ScheduleOptions
 from tests.runtime import torch_engine
 from tests.runtime.cases import resnet
+from tests.runtime.ranks import free_port
 from tests.runtime.small import Recorder, Routed, Wide, batches, compiled, mlp, norm_mlp, recorded, sgd
-from tests.runtime.test_transports import free_port
 from tests.runtime.torch_engine import Masked, tokens
 
 

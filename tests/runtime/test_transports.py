@@ -2,34 +2,16 @@
 
 from __future__ import annotations
 
-import socket
-
 import pytest
 import torch
-import torch.multiprocessing as mp
 
 from tests.runtime.cases import CASES, run_rank, train
-
-
-def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
+from tests.runtime.ranks import started_once
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """What the gloo processes ended with, by K; started once for all cases."""
-    done = {}
-
-    def get(K):
-        if K not in done:
-            folder = tmp_path_factory.mktemp(f"gloo{K}")
-            mp.spawn(run_rank, (K, free_port(), str(folder)), nprocs=K)
-            done[K] = folder
-        return done[K]
-
-    return get
+    return started_once(tmp_path_factory, run_rank)
 
 
 @pytest.mark.parametrize("K", [2, 3])
