@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from lpcompile.errors import UsageError
+from lpcompile.memory_format import laid_out_as
 from lpcompile.passes.aux_measure import REPEATS, Share, boundary_inputs, calibrate, measure_share
 from lpcompile.passes.aux_modules import INITS, take_weights
 from lpcompile.passes.aux_user import given_module, wrap
@@ -94,7 +95,7 @@ def make_auxnets(
 ) -> list[Made]:
     """One for each stage but the last. With `inputs` the budget is met by measured time, of so many `repeats`;
     `budgets` are those that an earlier run came to, and are used as they are. `only`: just this one."""
-    builders = _builders(stages, costs, options)
+    builders = [partial(_laid_out, model, build) for build in _builders(stages, costs, options)]
     asked = [options.budget] * len(builders) if budgets is None else list(budgets)
     if inputs is None or budgets is not None:
         return [estimated(build(budget), budget) for build, budget in zip(builders, asked, strict=True)]
@@ -199,6 +200,10 @@ def _builders(stages: Sequence[Stage], costs: Costs, options: AuxOptions) -> lis
         parts = [single(k, 1 / count)(options.budget) for k in range(count)]
         return [partial(_shared, parts[: k + 1], stages, costs, options.form) for k in range(count)]
     return [single(k) for k in range(count)]
+
+
+def _laid_out(model: nn.Module, build: Callable[[float], AuxNet], budget: float) -> AuxNet:
+    return laid_out_as(model, build(budget))
 
 
 def _shared(parts: list[AuxNet], stages: Sequence[Stage], costs: Costs, form: str, budget: float) -> AuxNet:

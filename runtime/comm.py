@@ -25,6 +25,15 @@ AHEAD = 8
 Shapes = Sequence[tuple[tuple[int, ...], torch.dtype]]
 
 
+def dense(tensor: Tensor, channels_last: bool) -> tuple[Tensor, Tensor]:
+    """The tensor without gaps in memory, and a contiguous view of all of it, in the order in which it lies there."""
+    if channels_last and tensor.dim() == 4:
+        tensor = tensor.contiguous(memory_format=torch.channels_last)
+        return tensor, tensor.permute(0, 2, 3, 1)
+    tensor = tensor.contiguous()
+    return tensor, tensor
+
+
 class Transport(Protocol):
     """What the executor needs of a way to communicate."""
 
@@ -81,8 +90,8 @@ class Distributed:
     tag on gloo, a communicator on NCCL), so that a receive posted early never stands in the way of another message.
     """
 
-    def __init__(self, device: torch.device, mesh: Mesh) -> None:
-        self.device, self.mesh = device, mesh
+    def __init__(self, device: torch.device, mesh: Mesh, channels_last: bool = False) -> None:
+        self.device, self.mesh, self.channels_last = device, mesh, channels_last
         self.nccl = dist.get_backend() == "nccl"
         self.groups = {kind: dist.new_group() for kind in MESSAGES} if self.nccl else {}
         self.control = dist.new_group(backend="gloo") if self.nccl else dist.group.WORLD
@@ -97,10 +106,10 @@ class Distributed:
         while len(under_way) >= AHEAD:
             self._end(under_way.pop(0))
         held = time.perf_counter() - begin
-        tensors = tuple(t if t.is_contiguous() else t.contiguous() for t in tensors)
+        both = [dense(t, self.channels_last) for t in tensors]
         channel = self._channel(kind)
-        works = [dist.isend(t, self.mesh.first + peer, **channel) for t in tensors]
-        under_way.append((works, tensors))
+        works = [dist.isend(view, self.mesh.first + peer, **channel) for _, view in both]
+        under_way.append((works, tuple(t for t, _ in both)))
         return held
 
     def post(self, rank: int, peer: int, key: Key, shapes: Shapes, depth: int) -> None:
@@ -108,11 +117,12 @@ class Distributed:
         place = (kind, boundary, slot % depth, tuple(shapes))
         buffers = self.buffers.get(place)
         if buffers is None:
-            buffers = tuple(torch.empty(shape, dtype=dtype, device=self.device) for shape, dtype in shapes)
-            self.buffers[place] = buffers
+            rooms = [torch.empty(shape, dtype=dtype, device=self.device) for shape, dtype in shapes]
+            self.buffers[place] = buffers = tuple(dense(t, self.channels_last)[0] for t in rooms)
         self._not_sending(kind, boundary, buffers)
         channel = self._channel(kind)
-        self.posted[key] = ([dist.irecv(t, self.mesh.first + peer, **channel) for t in buffers], buffers)
+        views = [dense(t, self.channels_last)[1] for t in buffers]
+        self.posted[key] = ([dist.irecv(view, self.mesh.first + peer, **channel) for view in views], buffers)
 
     def arrived(self, rank: int, key: Key) -> Tensors | None:
         works, buffers = self.posted.pop(key)
@@ -152,7 +162,7 @@ class Distributed:
         """A received tensor that is being passed on must have left before its buffer is used again."""
         for (k, b, _), under_way in self.sending.items():
             if (k, b) == (kind, boundary):
-                while any(t is mine for _, ts in under_way for t in ts for mine in buffers):
+                while any(t.data_ptr() == mine.data_ptr() for _, ts in under_way for t in ts for mine in buffers):
                     self._end(under_way.pop(0))
 
     @staticmethod

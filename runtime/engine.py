@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from lpcompile.errors import UsageError
+from lpcompile.memory_format import laid_out_as, lies_channels_last
 from lpcompile.micro import micro_of
 from lpcompile.pipelining import PIPELINES, micro_batches
 from lpcompile.runtime import handshake, memory, state
@@ -23,7 +24,7 @@ from lpcompile.runtime.methods.pipelines import about_batch_norm
 from lpcompile.runtime.replay import Replay
 from lpcompile.runtime.replay_wire import open_replay
 from lpcompile.runtime.settings import Settings, settings
-from lpcompile.runtime.team import Factory, add_auxnets, add_kappanet, aux_nets, make_worker
+from lpcompile.runtime.team import Factory, add_auxnets, add_kappanet, aux_nets, compiled, make_worker
 from lpcompile.runtime.worker import Net, Worker
 from lpcompile.schedule import Schedule
 from lpcompile.staleness import staleness
@@ -71,7 +72,10 @@ class Engine:
         self.mesh = handshake.join(self.plan.K, replicas, self.device) if self.distributed else None
         self.rank = self.mesh.stage if self.mesh else 0  # the stage, also where there are replicas
         self._check_replicas()
-        self.transport: Distributed | Local = Distributed(self.device, self.mesh) if self.mesh else Local()
+        self.channels_last = lies_channels_last(program.module)  # boundaries and inputs lie as the weights do
+        self.transport: Distributed | Local = Local()
+        if self.mesh is not None:
+            self.transport = Distributed(self.device, self.mesh, self.channels_last)
         if isinstance(self.transport, Distributed):
             self.transport.prepare([owners for _, owners in self.plan.tied])
         if not self.distributed:
@@ -142,13 +146,13 @@ class Engine:
         """Have what the method needs, and start it, with a warm-up where that is asked for."""
         s = self.settings
         if target.aux == "auxnet" and self.plan.K > 1 and not self.auxnets:
-            self.auxnets = aux_nets(self.program, self._given[0], self._recursive(), self._hosts())
-            for w in self.workers:
-                add_auxnets(w, self.auxnets, self._hosts(), self._aux_optimizer)
+            self._add_auxnets()
         if target.heads and self.plan.K > 1 and not self.heads:
             self.heads = head_nets(self.program, self._given[2], self.loss_fn)
             for w in self.workers:
                 add_head(w, self.heads, self._aux_optimizer)
+        if target.replay and s.transfer is not None:
+            raise UsageError(f"transfer={s.transfer}: {target.name!r} has messages of its own, in full precision")
         if target.replay and self.plan.K > 1:
             self.replay = open_replay(self)
         for w in self.workers:
@@ -165,6 +169,14 @@ class Engine:
             )
         helpers = {"store": "warmup-stored", "auxnet": "warmup", "": "bp"}
         self._use(get_method(helpers[target.aux]) if warm else target)
+
+    def _add_auxnets(self) -> None:
+        nets = aux_nets(self.program, self._given[0], self._recursive(), self._hosts())
+        for net in nets.values():
+            laid_out_as(self.program.module, net.module)
+        self.auxnets = {k: compiled(net) if self.settings.compile else net for k, net in nets.items()}
+        for w in self.workers:
+            add_auxnets(w, self.auxnets, self._hosts(), self._aux_optimizer)
 
     @property
     def warmup(self) -> int:
@@ -259,6 +271,7 @@ class Engine:
             "shapes and dtypes": [str(s) for b in self.plan.boundaries for s in b.specs],
             "plan": self.plan.hash,
             "method": self.target.name,
+            "memory format": "channels last" if self.channels_last else "contiguous",
             "options": {k: str(v) for k, v in asdict_shallow(self.settings).items()},
         }
 

@@ -116,7 +116,7 @@ def _wait(worker: Worker, transport: Transport, key: Key) -> Iterator[None]:
         yield
         found = transport.arrived(worker.rank, key)
     worker.waited += time.perf_counter() - begin
-    worker.values[key] = found
+    worker.values[key] = worker.unpacked(key, found)
 
 
 def take_turns(workers: Sequence[Worker], runs: Sequence[Iterator[None]]) -> None:

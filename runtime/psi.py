@@ -44,10 +44,12 @@ def l1(difference: Tensor, X: Tensor, energy: Tensor, weight: float | Tensor) ->
 
 def linf(difference: Tensor, X: Tensor, energy: Tensor, weight: float | Tensor) -> Tensor:
     """Largest absolute difference, mean over samples; where several are largest they share the gradient."""
-    rows = difference.view(len(X), -1)
+    rows = difference.reshape(len(X), -1)
     size = rows.abs()
     largest = size == size.amax(1, keepdim=True)
-    return rows.sign_().mul_(largest).mul_((weight / len(X)) / largest.sum(1, keepdim=True, dtype=X.dtype)).view_as(X)
+    return (
+        rows.sign_().mul_(largest).mul_((weight / len(X)) / largest.sum(1, keepdim=True, dtype=X.dtype)).view(X.shape)
+    )
 
 
 KINDS: dict[str, Callable[[Tensor, Tensor, Tensor, float | Tensor], Tensor]] = {
@@ -61,14 +63,19 @@ KINDS: dict[str, Callable[[Tensor, Tensor, Tensor, float | Tensor], Tensor]] = {
 def gradient(kind: str, lam: Tensor, X: Tensor, weight: float | Tensor) -> tuple[Tensor, Tensor]:
     """weight · ∂ψ/∂λ, and the violation |λ - X|² / |X|², whatever ψ is, for people to compare."""
     difference = torch.sub(lam, X)
-    if not difference.is_contiguous():
-        difference = difference.contiguous()
-    flat, values = difference.view(-1), X.reshape(-1)
+    flat, values = _row(difference), _row(X)
     if X.dtype in (torch.float16, torch.bfloat16):
         flat, values = flat.float(), values.float()
     energy = torch.dot(values, values)
     violation = torch.dot(flat, flat) / (energy + EPS * X.numel())
-    return KINDS[kind](difference, X, energy, weight).view_as(X), violation
+    return KINDS[kind](difference, X, energy, weight), violation
+
+
+def _row(tensor: Tensor) -> Tensor:
+    """All elements, in the order in which they lie in memory: for sums, which do not care, and without a copy."""
+    if tensor.dim() == 4 and not tensor.is_contiguous():
+        tensor = tensor.permute(0, 2, 3, 1)
+    return tensor.reshape(-1)
 
 
 def per_sample_step(kind: str, X: Tensor) -> float | Tensor:

@@ -34,6 +34,8 @@ class Settings:
         itself.
     accumulate: calls of `step` for one step of the optimizers. autocast: torch.bfloat16 or torch.float16 (with loss
         scaling). checkpoint: recompute activations, on all ranks (True) or on some.
+    transfer: torch.bfloat16 halves what float32 boundaries send, and rounds it. compile: run stages and AuxNets by
+        torch.compile, which takes its time in the first step; a backward then has no two parts for `zb`.
     warmup: exact steps before decoupling, at most so many; None: none where the AuxNets start consistently (or are the
         user's), else a tenth of training. warmup_violation: or until λ is this near to X.
     finish: so many exact steps (`bp`) at the end, in which the stages settle on each other's real outputs, where the
@@ -59,6 +61,8 @@ class Settings:
     clip_scope: str = "rank"
     accumulate: int = 1
     autocast: torch.dtype | None = None
+    transfer: torch.dtype | None = None
+    compile: bool = False
     checkpoint: bool | Sequence[int] = False
     warmup: int | None = None
     warmup_violation: float = 0.05
@@ -99,6 +103,7 @@ def settings(options: dict[str, Any]) -> Settings:
     _one_of("clip_scope", found.clip_scope, ("rank", "global"))
     _one_of("collapse", found.collapse, ("stop", "warn"))
     _one_of("autocast", found.autocast, (None, torch.bfloat16, torch.float16))
+    _one_of("transfer", found.transfer, (None, torch.bfloat16))
     _one_of("buffer_policy", found.buffer_policy, BUFFER_POLICIES)
     _at_least("buffer", found.buffer, 1)
     _at_least("micro", found.micro, 1)

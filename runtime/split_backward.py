@@ -30,7 +30,8 @@ def backward_input(w: Worker, item: Instruction, slot: int) -> None:
     ends = [made] if w.last else list(made)
     seeds = [torch.ones_like(made)] if w.last else w.method.adjoint(terms(w, item, w.rank + 1, slot))
     pairs = [(end, seed) for end, seed in zip(ends, seeds, strict=True) if end.requires_grad]
-    together = w.settings.recomputes(w.rank)  # else each group of weights would recompute the whole stage
+    # else each group of weights would recompute the whole stage, and compiled code has no parts
+    together = w.settings.recomputes(w.rank) or w.settings.compile
     found, groups = input_part(pairs, leaves, weights(w), together)
     w.values["graph", w.rank, slot] = groups
     gradients = zip(leaves, found, strict=True)

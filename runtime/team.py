@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,11 @@ if TYPE_CHECKING:
 
 Factory = Callable[[list[nn.Parameter]], Any]
 FIRST_SCALE = 2.0**16
+
+
+def compiled(net: Net) -> Net:
+    """The same, run by torch.compile: its code is made in the first call, in the graph's own shapes."""
+    return replace(net, call=torch.compile(net.module, dynamic=False))
 
 
 def stage_nets(program: Program) -> list[Net]:
@@ -104,7 +110,7 @@ def make_worker(
     stage.module.to(device)
     loss = loss_of(program, stage, loss_fn) if rank == K - 1 else None
     specs = {b.index: b.specs for b in program.plan.boundaries}
-    w = Worker(rank, K, stage, specs, loss, device, settings, transport)
+    w = Worker(rank, K, compiled(stage) if settings.compile else stage, specs, loss, device, settings, transport)
     for name, ranks in program.plan.tied:
         if rank in ranks:
             w.tied[name], w.owners[name] = program.module.get_parameter(name), tuple(ranks)

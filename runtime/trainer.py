@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from lpcompile.errors import InputError
+from lpcompile.memory_format import channels_last
 from lpcompile.runtime import evaluate as evaluation
 from lpcompile.runtime import state, watch
 from lpcompile.runtime.batch import micro_batches, to_device
@@ -52,6 +53,8 @@ class Trainer(Engine):
         begin = time.perf_counter()
         self._finish()
         inputs = to_device(self._inputs(x, size), self.device)
+        if self.channels_last:
+            inputs = [channels_last(t) for t in inputs]
         specs = [spec for _, spec in self.program.captured._lp.signature.inputs]
         parts = micro_batches(inputs, specs, to_device(y, self.device), index, self.micro, self.steps, size)
         scale = self.workers[0].updater.scale

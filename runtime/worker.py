@@ -34,9 +34,10 @@ class Net:
 
     module: nn.Module
     io: StageIO
+    call: Callable[..., Any] | None = None  # the module as torch.compile made it
 
     def __call__(self, lams: Sequence[Tensor], inputs: Sequence[Tensor]) -> Tensors:
-        result = self.module(*lams, *(inputs[i] for i in self.io.inputs))
+        result = (self.call or self.module)(*lams, *(inputs[i] for i in self.io.inputs))
         return result if isinstance(result, tuple) else (result,)
 
 
@@ -121,16 +122,25 @@ class Worker:
 
     def shapes(self, key: Key) -> Shapes:
         """What a receive needs to know."""
-        kind, k, slot = key
-        size = self.batches[slot].size
-        specs = self.specs[k]
-        if kind in ("p", "kappa"):
-            specs = tuple(specs[i] for i in self.differentiable[k])
-        return tuple((sized(s, size), s.dtype) for s in specs)
+        size = self.batches[key[2]].size
+        return tuple((sized(s, size), self.on_wire(s.dtype)) for s in self.carried(key))
 
-    @staticmethod
-    def message(value: Tensors) -> Tensors:
-        return tuple(t.detach() for t in value)
+    def carried(self, key: Key) -> tuple[TensorSpec, ...]:
+        """The tensors of a message: all of the boundary's, or those that have gradients."""
+        kind, k, _ = key
+        specs = self.specs[k]
+        return tuple(specs[i] for i in self.differentiable[k]) if kind in ("p", "kappa") else specs
+
+    def on_wire(self, dtype: torch.dtype) -> torch.dtype:
+        """What a tensor of this dtype travels as."""
+        return self.settings.transfer or dtype if dtype == torch.float32 else dtype
+
+    def message(self, value: Tensors) -> Tensors:
+        return tuple(t.detach().to(self.on_wire(t.dtype)) for t in value)
+
+    def unpacked(self, key: Key, found: Tensors) -> Tensors:
+        """A message in the boundary's own dtypes."""
+        return tuple(t.to(s.dtype) for t, s in zip(found, self.carried(key), strict=True))
 
     def pick(self, k: int, tensors: Sequence[Tensor]) -> Tensors:
         """The tensors of boundary k that have gradients."""

@@ -56,6 +56,10 @@ CASES = [
     Case("warm-up", "penalty", {"warmup": 2}),
     Case("warm-up, then skewed", "multiplier", {"warmup": 2, "micro": 2}, hosts=1),
     Case("the program's own AuxNets", "multiplier", {"micro": 2}, "resnet"),
+    Case("channels last", "multiplier", {"micro": 2}, "resnet, channels last"),
+    Case("channels last, l-infinity", "penalty", {"psi": "linf"}, "resnet, channels last"),
+    Case("bfloat16 on the wire", "multiplier", {"micro": 2, "transfer": torch.bfloat16}, hosts=1),
+    Case("bfloat16 on the wire, channels last", "penalty", {"transfer": torch.bfloat16}, "resnet, channels last"),
     Case("AuxNets tied to their stages", "multiplier", {"micro": 2}, "tied resnet"),
     Case("dgl", "dgl", {"micro": 2}),
     Case("dgl, dropout, clipped globally", "dgl", {"clip_scope": "global", "accumulate": 2}, "dropout"),
@@ -90,7 +94,8 @@ def train(case: Case, K: int) -> dict[str, Any]:
     if "resnet" in case.model:
         data = [(x.repeat(1, 32).view(len(x), 3, 8, 8), y) for x, y in data]
     models = {"wide": Wide, "routed": Routed, "dropout": lambda: norm_mlp(dropout=0.2), "norm": norm_mlp,
-              "resnet": resnet, "tied resnet": resnet}  # fmt: skip
+              "resnet": resnet, "tied resnet": resnet,
+              "resnet, channels last": lambda: resnet().to(memory_format=torch.channels_last)}  # fmt: skip
     torch.manual_seed(0)
     hosts = random_hosts(K, case.hosts) if case.hosts else None
     how = {"init": "consistent", "aux": "tied" if "tied" in case.model else "derived"} if "resnet" in case.model else {}
