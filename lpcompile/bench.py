@@ -51,12 +51,16 @@ class Request:
     cost: str = "measured"
     seed: int = 0
     device: str = "cpu"
+    channels_last: bool = False
+    compile: bool = False
+    transfer: str | None = None
     timeout: float = launch.TIMEOUT
 
     @property
     def task(self) -> Task:
         cores = tuple(sorted(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else ()
-        return Task(self.model, self.K, self.batch, self.input, self.optimizer, self.seed, self.device, cores)
+        return Task(self.model, self.K, self.batch, self.input, self.optimizer, self.seed, self.device, cores,
+                    self.channels_last, self.compile, self.transfer)  # fmt: skip
 
     def check(self) -> None:
         """All that can be known to be wrong before anything is started."""
@@ -318,4 +322,5 @@ def progress() -> Callable[[str], None]:
 
 def check_model(request: Request) -> None:
     """That there is such a model, told before processes are started."""
-    sources.load(request.model, batch=request.batch, input_shape=request.input, device="meta")
+    sources.load(request.model, batch=request.batch, input_shape=request.input, device="meta",
+                 channels_last=request.channels_last)  # fmt: skip

@@ -71,18 +71,21 @@ class Plain(Contender):
 
     buckets = 0  # bytes that DDP keeps for gradients
 
-    def __init__(self, given: Work, wrap: Callable[[nn.Module], nn.Module] | None = None, part: Any = None) -> None:
+    def __init__(
+        self, given: Work, compiled: bool, wrap: Callable[[nn.Module], nn.Module] | None = None, part: Any = None
+    ) -> None:
         super().__init__(given)
         self.model = wrap(given.model) if wrap is not None else given.model
         self.optimizer = given.optimizer(list(self.model.parameters()))
         self.part = part
+        self.called = _compiled(self.model) if compiled else self.model
 
     def step(self) -> None:
         x, y, _ = next(self.batches)
         if self.part is not None:
             x, y = slice_of((x, y), *self.part)
         with self.clocked("forward"):
-            value = loss(call(self.model, x), y)
+            value = loss(call(self.called, x), y)
         with self.clocked("backward"):
             torch.autograd.backward(value)
         with self.clocked("optimizer"):
@@ -96,11 +99,12 @@ class Plain(Contender):
 class Pipeline(Contender):
     """One rank of `torch.distributed.pipelining`, on a stage that our planner cut."""
 
-    def __init__(self, given: Work, program: Program, schedule: str) -> None:
+    def __init__(self, given: Work, program: Program, schedule: str, compiled: bool) -> None:
         super().__init__(given)
         rank = dist.get_rank()
         self.program, self.schedule, self.rank = program.train(), schedule, rank
         stage = program.stages[rank]
+        self.module = _compiled(stage) if compiled else stage
         self.optimizer = given.optimizer(list(stage.parameters()))
         plan = program.plan
         self.sent = sum(b.nbytes for b in plan.boundaries if rank in (b.index - 1, b.index))
@@ -114,7 +118,7 @@ class Pipeline(Contender):
         from torch.distributed.pipelining import PipelineStage, schedules
 
         K, device = self.program.plan.K, next(self.program.stages[self.rank].parameters()).device
-        stage = PipelineStage(self.program.stages[self.rank], self.rank, K, device)
+        stage = PipelineStage(self.module, self.rank, K, device)
         for name, part in (("forward_one_chunk", "forward"), ("backward_one_chunk", "backward"),
                            ("backward_weight_one_chunk", "backward")):  # fmt: skip
             setattr(stage, name, self._timed(getattr(stage, name), part))
@@ -147,9 +151,10 @@ class Pipeline(Contender):
 class Ours(Contender):
     """One rank of a method of ours, by the trainer that everybody uses."""
 
-    def __init__(self, given: Work, program: Program, method: str) -> None:
+    def __init__(self, given: Work, program: Program, method: str, compiled: bool, transfer: str | None) -> None:
         super().__init__(given)
-        self.trainer = program.trainer(loss, optimizer=given.optimizer, method=method, warmup=0)
+        options = {"compile": compiled, "transfer": torch.bfloat16 if transfer else None, "warmup": 0}
+        self.trainer = program.trainer(loss, optimizer=given.optimizer, method=method, **options)
         self.micro = self.trainer.micro
         worker = self.trainer.workers[0]
         worker.trace, worker.clock = [], time.thread_time
@@ -179,30 +184,46 @@ def make(name: str, task: Task, plan: Plan | None) -> Contender:
     """This rank's part of a contender. `plan`: for those that run on stages."""
     given = work(task)
     if name in (PLAIN, LIMIT):
-        return Plain(given)
+        return Plain(given, task.compile)
     if name == THREADS:
         torch.set_num_threads(task.K)
         if task.cores and hasattr(os, "sched_setaffinity"):
             os.sched_setaffinity(0, task.cores[: task.K])
-        return Plain(given)
+        return Plain(given, task.compile)
     rank, world = dist.get_rank(), dist.get_world_size()
     if name == DDP:
-        found = Plain(given, _ddp, (rank, world))
+        found = Plain(given, task.compile, _ddp_bf16 if task.transfer else _ddp, (rank, world))
         found.buckets = _nbytes(given.model)
-        found.sent = round(2 * (world - 1) / world * found.buckets)  # a ring
+        found.sent = round(2 * (world - 1) / world * found.buckets / (2 if task.transfer else 1))  # a ring
         return found
     if name == FSDP:
         size = _nbytes(given.model)
-        found = Plain(given, _fsdp, (rank, world))
+        found = Plain(given, task.compile, _fsdp, (rank, world))
         found.sent = round(3 * (world - 1) / world * size)  # gathered for forward and backward, scattered once
         return found
     assert plan is not None
     program = parallelize(given.model, plan.K, plan=plan, example_inputs=given.batches[0][0], gate=False)
-    return Pipeline(given, program, TORCH[name]) if name in TORCH else Ours(given, program, name)
+    if name in TORCH:
+        return Pipeline(given, program, TORCH[name], task.compile)
+    return Ours(given, program, name, task.compile, task.transfer)
+
+
+def _compiled(module: nn.Module) -> nn.Module:
+    found: Any = torch.compile(module, dynamic=False)
+    assert isinstance(found, nn.Module)
+    return found
 
 
 def _ddp(model: nn.Module) -> nn.Module:
     return nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
+
+
+def _ddp_bf16(model: nn.Module) -> nn.Module:
+    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
+
+    found = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
+    found.register_comm_hook(None, bf16_compress_hook)
+    return found
 
 
 def _fsdp(model: nn.Module) -> nn.Module:

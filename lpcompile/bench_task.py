@@ -24,7 +24,10 @@ LR = 1e-3  # the speed of a step does not depend on it, unless numbers overflow
 
 @dataclass(frozen=True)
 class Task:
-    """What is trained, as plain data that every process is given. `cores` are those that the bench may use."""
+    """What is trained, as plain data that every process is given. `cores` are those that the bench may use.
+
+    channels_last, compile: the same for all contenders. transfer: "bf16", for what our ranks and DDP's send.
+    """
 
     model: str
     K: int
@@ -34,6 +37,9 @@ class Task:
     seed: int = 0
     device: str = "cpu"
     cores: tuple[int, ...] = ()
+    channels_last: bool = False
+    compile: bool = False
+    transfer: str | None = None
 
 
 @dataclass(frozen=True)
@@ -52,7 +58,9 @@ class Work:
 def work(task: Task) -> Work:
     """The same on every rank: all that is random comes from the seed."""
     torch.manual_seed(task.seed)
-    source = sources.load(task.model, batch=task.batch, input_shape=task.input, seed=task.seed)
+    source = sources.load(
+        task.model, batch=task.batch, input_shape=task.input, seed=task.seed, channels_last=task.channels_last
+    )
     if source.example_args and source.example_kwargs:
         raise UsageError(f"{task.model} takes positional and keyword inputs; bench knows models with one kind of them")
     first = source.example_kwargs or source.example_args

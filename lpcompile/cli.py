@@ -134,6 +134,7 @@ def _model_arguments(parser: argparse.ArgumentParser) -> None:
                         help="keep together: a prefix, or FIRST..LAST")  # fmt: skip
     parser.add_argument("--tied", choices=["replicate", "together"], default="replicate",
                         help="may tied parameters live in two stages?")  # fmt: skip
+    parser.add_argument("--channels-last", action="store_true", help="weights and images that way")
     parser.add_argument("--threads", type=_count, help="intra-op threads to measure with")
     parser.add_argument("--no-cache", action="store_true", help="measure again, do not use the profile cache")
 
@@ -207,7 +208,8 @@ def _check_saved(arguments: argparse.Namespace, plan: Plan) -> None:
 def _source(arguments: argparse.Namespace, device: str) -> Source:
     from lpcompile import sources
 
-    return sources.load(arguments.model, batch=arguments.batch, input_shape=arguments.input, device=device)
+    return sources.load(arguments.model, batch=arguments.batch, input_shape=arguments.input, device=device,
+                        channels_last=arguments.channels_last)  # fmt: skip
 
 
 def _program(arguments: argparse.Namespace, source: Source) -> Program:

@@ -9,7 +9,8 @@ from typing import Any
 
 from lpcompile.cli_compare import writable
 
-GIVEN = ("model", "K", "batch", "steps", "optimizer", "input", "cost", "seed", "device", "timeout")
+GIVEN = ("model", "K", "batch", "steps", "optimizer", "input", "cost", "seed", "device", "channels_last", "compile",
+         "transfer", "timeout")  # fmt: skip
 QUICK: dict[str, Any] = {"steps": 4, "cost": "flops"}
 
 
@@ -31,6 +32,10 @@ def add_bench(parser: argparse.ArgumentParser) -> None:
     add("--input", metavar="SHAPE", help="the model's input without the batch, where nothing tells it: 3x32x32")
     add("--cost", choices=["measured", "flops"], help="where the plans' costs come from (default measured)")
     add("--device", help="cpu (default) or cuda, one GPU a rank")
+    add("--channels-last", action="store_true", help="weights and images that way, for all contenders")
+    add("--compile", action="store_true", help="torch.compile of models and stages, for all contenders; first steps "
+        "then take minutes")  # fmt: skip
+    add("--transfer", choices=["bf16"], help="boundaries of our methods and DDP's gradients travel as bfloat16")
     add("--seed", type=int)
     add("--timeout", type=float, metavar="S", help="seconds after which a rank that does not move is taken for dead")
     add("--quick", action="store_true", help="4 steps of each, plans by FLOPs: does it run, not how fast")

@@ -50,6 +50,11 @@ def add_train(parser: argparse.ArgumentParser) -> None:
     add("--input", metavar="SHAPE", help="the model's input without the batch, where nothing tells it: 3x32x32")
     add("--seed", type=int)
     add("--device", help="cpu (default) or cuda: one GPU a rank")
+    add("--channels-last", action="store_true", default=None, help="weights and images that way: faster "
+        "convolutions on many devices")  # fmt: skip
+    add("--compile", action="store_true", default=None, help="run stages and AuxNets by torch.compile; the first step "
+        "takes longer, by minutes for deep models")  # fmt: skip
+    add("--transfer", choices=["bf16"], help="send float32 boundaries as bfloat16: half the bytes, rounded")
     add("--workers", type=int, help="processes that load images, for each rank (default 0)")
     add("--timeout", type=float, metavar="S", help="seconds after which a rank that does not move is taken for dead")
     add("--save", metavar="DIR", help="folder for checkpoints")
@@ -65,11 +70,11 @@ def add_train(parser: argparse.ArgumentParser) -> None:
 
 
 OPTIONS = ("beta", "micro", "lockstep", "stash", "psi", "kappa", "clip", "warmup", "warmup_violation", "finish",
-           "buffer", "buffer_policy")  # fmt: skip
+           "buffer", "buffer_policy", "compile")  # fmt: skip
 WATCH = ("save", "save_every", "keep", "resume", "log", "log_every", "tensorboard", "trace", "evaluate_every")
 OTHER = ("model", "data", "K", "replicas", "method", "epochs", "batch", "lr", "optimizer", "weight_decay", "schedule",
          "aux", "aux_budget", "init", "cost", "plan", "size", "input", "seed", "device", "workers",
-         "timeout")  # fmt: skip
+         "channels_last", "timeout")  # fmt: skip
 
 
 def _beta(text: str) -> float | str:
@@ -77,13 +82,16 @@ def _beta(text: str) -> float | str:
 
 
 def _train(arguments: argparse.Namespace) -> int:
+    import torch
+
     from lpcompile.runtime.loop import Watch
     from lpcompile.train import Job, train
 
     def given(names: tuple[str, ...]) -> dict[str, Any]:
         return {name: getattr(arguments, name) for name in names if getattr(arguments, name) is not None}
 
-    job = Job(**given(OTHER), options=given(OPTIONS), watch=Watch(**given(WATCH)))
+    transfer = {"transfer": torch.bfloat16} if arguments.transfer else {}
+    job = Job(**given(OTHER), options=given(OPTIONS) | transfer, watch=Watch(**given(WATCH)))
     train(job)
     return 0
 

@@ -22,6 +22,7 @@ from lpcompile import sources
 from lpcompile.compile import parallelize
 from lpcompile.data import loaders
 from lpcompile.errors import UsageError
+from lpcompile.memory_format import channels_last
 from lpcompile.models import REGISTRY
 from lpcompile.passes.zeroing import trained
 from lpcompile.pipelining import PIPELINES, micro_batches
@@ -63,6 +64,7 @@ class Job:
     seed: int = 0
     device: str = "cpu"
     workers: int = 0
+    channels_last: bool = False
     timeout: float = launch.TIMEOUT
     options: dict[str, Any] = field(default_factory=dict)
     watch: Watch = field(default_factory=Watch)
@@ -120,7 +122,9 @@ def train_rank(job: Job) -> dict[str, Any]:
     if launch.restarts() and watch.save:
         watch = Watch(**{**vars(watch), "resume": True})
     torch.manual_seed(job.seed)
-    source = sources.load(job.model, batch=job.batch, input_shape=job.input, seed=job.seed)
+    source = sources.load(
+        job.model, batch=job.batch, input_shape=job.input, seed=job.seed, channels_last=job.channels_last
+    )
     model = source.model
     channels, size = _image(source, job)
     shard = (_rank() // job.K, job.replicas)
@@ -137,6 +141,7 @@ def train_rank(job: Job) -> dict[str, Any]:
     )
     before = checkpoint.latest(Path(watch.save)) if watch.save and watch.resume else None
     x = next(iter(train))[0]
+    x = channels_last(x) if job.channels_last else x
     program = compiled(job, model, x, before)
     _check_classes(program, x, classes, job)
     total = job.epochs * len(train)

@@ -18,6 +18,7 @@ from pathlib import Path
 import torch
 
 from lpcompile.errors import UsageError
+from lpcompile.memory_format import lies_channels_last
 from lpcompile.passes.capture import Captured
 from lpcompile.passes.cost import Profile, UnitCost
 from lpcompile.passes.flops import flops_profile
@@ -87,7 +88,7 @@ def _key(
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{platform.processor()} {os.cpu_count()}"
     parts = [
-        f"{FORMAT} {part:g}",
+        f"{FORMAT} {part:g}{' channels last' if lies_channels_last(model) else ''}",
         torch.__version__,
         platform.node(),
         f"{device} {name} {threads or torch.get_num_threads()}",

@@ -9,10 +9,13 @@ specification asks for them.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
+from lpcompile import memory_format
 from lpcompile.errors import UsageError
 from lpcompile.models import REGISTRY
 from lpcompile.sources import hf, packages, python
@@ -28,6 +31,7 @@ def load(
     input_shape: Shape | None = None,
     seed: int = 0,
     device: str = "cpu",
+    channels_last: bool = False,
     **model_kwargs: object,
 ) -> Source:
     """Build the model that `spec` names, and example inputs for it.
@@ -39,17 +43,28 @@ def load(
 
     `input_shape` is for models whose inputs nothing else tells: "3x32x32", or "3x32x32,16:int64" for two, without the
     batch dimension. `model_kwargs` go to the factory. `device="meta"` allocates no weights: enough for a plan by FLOPs.
-    The caller's random state is left as it was.
+    `channels_last` lays out weights and images that way. The caller's random state is left as it was.
     """
     if batch is not None and batch < 1:
         raise UsageError(f"batch is {batch}; it must be at least 1")
     wanted = None if input_shape is None else parse_input(input_shape)
     try:
-        return _load(spec, batch, wanted, seed, device, model_kwargs)
+        found = _load(spec, batch, wanted, seed, device, model_kwargs)
     except UsageError as error:
         if device != "meta" or not isinstance(error.__cause__, (NotImplementedError, RuntimeError)):
             raise
-        return _load(spec, batch, wanted, seed, "cpu", model_kwargs)  # it computes its sizes with tensors: needs values
+        # it computes its sizes with tensors: needs values
+        found = _load(spec, batch, wanted, seed, "cpu", model_kwargs)
+    return _channels_last(found) if channels_last else found
+
+
+def _channels_last(source: Source) -> Source:
+    laid_out = memory_format.in_channels_last(source.model)
+    if not memory_format.lies_channels_last(laid_out):
+        raise UsageError(f"{source.name} has no convolution that could lie channels last: leave that out")
+    given = (source.example_args, source.example_kwargs)
+    args, kwargs = pytree.tree_map_only(torch.Tensor, memory_format.channels_last, given)
+    return replace(source, model=laid_out, example_args=args, example_kwargs=kwargs)
 
 
 def _load(spec: str, batch: int | None, wanted: Any, seed: int, device: str, model_kwargs: dict[str, object]) -> Source:
