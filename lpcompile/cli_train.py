@@ -55,7 +55,7 @@ def add_train(parser: argparse.ArgumentParser) -> None:
     add("--compile", action="store_true", default=None, help="run stages and AuxNets by torch.compile; the first step "
         "takes longer, by minutes for deep models")  # fmt: skip
     add("--transfer", choices=["bf16"], help="send float32 boundaries as bfloat16: half the bytes, rounded")
-    add("--workers", type=int, help="processes that load images, for each rank (default 0)")
+    add("--workers", type=int, help="processes that load images, for each rank (default 0, with GPUs 2)")
     add("--timeout", type=float, metavar="S", help="seconds after which a rank that does not move is taken for dead")
     add("--save", metavar="DIR", help="folder for checkpoints")
     add("--save-every", type=int, metavar="N", help="steps between checkpoints (default: at the end)")

@@ -99,12 +99,15 @@ class Images(Dataset[tuple[Tensor, int, int]]):
         self.functional: Any = functional
         self.channels, self.size, self.seed, self.augment = channels, size, seed, augment
         self.classes = len(self.found.classes)
+        self.read = True  # whether images are wanted: a rank whose stage takes none need not decode them
 
     def __len__(self) -> int:
         return len(self.found)
 
     def __getitem__(self, at: tuple[int, int]) -> tuple[Tensor, int, int]:
         index, epoch = at
+        if not self.read:
+            return torch.zeros(1).expand(self.channels, self.size, self.size), self.found.targets[index], index
         image, label = self.found[index]
         f = self.functional
         image = f.resize(f.convert_image_dtype(f.pil_to_tensor(image)), [self.size, self.size], antialias=True)
@@ -128,11 +131,13 @@ def loaders(
     workers: int = 0,
     shard: tuple[int, int] = (0, 1),
     augment: bool = True,
+    pinned: bool = False,
 ) -> tuple[DataLoader[Any], DataLoader[Any] | None, int]:
     """Training batches, test batches where there are some, and the number of classes.
 
     source: "digits", or a folder with `train` and `test` (or `val`) in it, or with the classes themselves.
     batch: samples of one replica. The last batch of an epoch is left out where it would be smaller.
+    pinned: in memory that a GPU can copy from by itself.
     """
     train: Any
     test: Any = None
@@ -149,7 +154,7 @@ def loaders(
     if len(train) < batch * shard[1]:
         raise UsageError(f"--data {source} has {len(train)} training samples, fewer than one batch of {batch}")
     sampler = EpochSampler(len(train), seed, True, shard)
-    options: dict[str, Any] = {"num_workers": workers, "generator": torch.Generator()}
+    options: dict[str, Any] = {"num_workers": workers, "generator": torch.Generator(), "pin_memory": pinned}
     first: DataLoader[Any] = DataLoader(train, batch, sampler=sampler, drop_last=True, **options)
     second: DataLoader[Any] | None = None
     if test is not None:

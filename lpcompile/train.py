@@ -17,10 +17,11 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.data import DataLoader
 
 from lpcompile import sources
 from lpcompile.compile import parallelize
-from lpcompile.data import loaders
+from lpcompile.data import Images, loaders
 from lpcompile.errors import UsageError
 from lpcompile.memory_format import channels_last
 from lpcompile.models import REGISTRY
@@ -33,6 +34,7 @@ from lpcompile.runtime.loop import Watch, run
 from lpcompile.runtime.methods import get_method
 from lpcompile.runtime.settings import settings
 
+WORKERS = 2  # processes that load images for a rank on a GPU
 SMALL = 16  # pixels of the enlarged digits, for models that take any size
 OPTIMIZERS = ("sgd", "adamw")
 SCHEDULES = ("one-cycle", "cosine", "constant")
@@ -63,7 +65,7 @@ class Job:
     input: str | None = None
     seed: int = 0
     device: str = "cpu"
-    workers: int = 0
+    workers: int | None = None
     channels_last: bool = False
     timeout: float = launch.TIMEOUT
     options: dict[str, Any] = field(default_factory=dict)
@@ -135,7 +137,8 @@ def train_rank(job: Job) -> dict[str, Any]:
         size=size,
         batch=job.batch // job.replicas,
         seed=job.seed,
-        workers=job.workers,
+        workers=_workers(job),
+        pinned=job.device.startswith("cuda"),
         shard=shard,
         augment=not _stores(job),
     )
@@ -155,6 +158,9 @@ def train_rank(job: Job) -> dict[str, Any]:
         replicas=job.replicas,
         **{"total_steps": total, **job.options},
     )
+    for loader in (train, test) if not trainer.takes_inputs else ():
+        if isinstance(loader, DataLoader) and isinstance(loader.dataset, Images):
+            loader.dataset.read = False
     if trainer.main:
         replicas = f" x {job.replicas} replicas" if job.replicas > 1 else ""
         what = f"{job.model} on {job.data}: {len(train) * job.batch} samples an epoch, {classes} classes"
@@ -185,6 +191,13 @@ def _start(job: Job, model: nn.Module) -> str:
     """Consistent for models that are known to be fresh; for a user's own model nothing of it is set to zero."""
     fresh = job.model in REGISTRY or job.model.startswith(("torchvision:", "timm:", "hf:"))
     return "consistent" if fresh and trained(model) is None else "copy"
+
+
+def _workers(job: Job) -> int:
+    """Processes that load images. One core can load or compute; beside a GPU they keep loading out of the steps."""
+    if job.workers is not None:
+        return job.workers
+    return WORKERS if job.device.startswith("cuda") and job.data != "digits" else 0
 
 
 def _rank() -> int:

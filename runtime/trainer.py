@@ -27,6 +27,7 @@ from lpcompile.runtime import state, watch
 from lpcompile.runtime.batch import micro_batches, to_device
 from lpcompile.runtime.engine import Engine, Prepared
 from lpcompile.runtime.methods import Method, get_method
+from lpcompile.runtime.worker import Net, Worker
 
 log = logging.getLogger("lpcompile")
 AGREE_EVERY = 10  # steps between looks of all ranks at the violation during a warm-up
@@ -83,9 +84,13 @@ class Trainer(Engine):
     def needs(self) -> dict[str, bool]:
         """Whether this process needs the batch's inputs, and its targets."""
         takes = [w for w in self.workers if w.rank == 0 or not self.method.replay]  # the others are sent theirs
-        nets = [net for w in takes for net in (w.stage, *w.auxnets.values(), *([w.head.net] if w.head else []))]
         targets = any(w.last or w.head is not None for w in takes)
-        return {"inputs": any(net.io.inputs for net in nets), "targets": targets}
+        return {"inputs": any(net.io.inputs for net in _nets(takes)), "targets": targets}
+
+    @property
+    def takes_inputs(self) -> bool:
+        """Whether anything in this process, in training or evaluation, takes an input of the model."""
+        return any(net.io.inputs for net in _nets(self.workers))
 
     def _inputs(self, x: Any, size: int | None) -> list[Tensor]:
         if x is not None:
@@ -240,3 +245,7 @@ class Trainer(Engine):
     def trace(self) -> list[tuple[str, int, int, float, float]]:
         """(instruction, rank, step, begin, end) in seconds, where `trace=True` was asked for."""
         return [event for w in self.workers for event in w.trace or ()]
+
+
+def _nets(workers: Iterable[Worker]) -> list[Net]:
+    return [net for w in workers for net in (w.stage, *w.auxnets.values(), *([w.head.net] if w.head else []))]

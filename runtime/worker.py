@@ -37,7 +37,8 @@ class Net:
     call: Callable[..., Any] | None = None  # the module as torch.compile made it
 
     def __call__(self, lams: Sequence[Tensor], inputs: Sequence[Tensor]) -> Tensors:
-        result = (self.call or self.module)(*lams, *(inputs[i] for i in self.io.inputs))
+        run = self.module if self.call is None else self.call
+        result = run(*lams, *(inputs[i] for i in self.io.inputs))
         return result if isinstance(result, tuple) else (result,)
 
 

@@ -68,3 +68,13 @@ def test_what_is_no_data_is_said(folder, tmp_path):
         loaders(str(tmp_path), channels=3, size=8, batch=4)
     with pytest.raises(UsageError, match="has 12 training samples, fewer than one batch of 64"):
         loaders(str(folder), channels=3, size=8, batch=64)
+
+
+def test_a_rank_that_takes_no_images_decodes_none(folder, monkeypatch):
+    train, _, _ = loaders(str(folder), channels=3, size=8, batch=4)
+    whole = list(train)
+    train.dataset.read = False
+    monkeypatch.setattr(type(train.dataset.found), "__getitem__", lambda *_: pytest.fail("an image was read"))
+    for (x, y, index), (blank, same, again) in zip(whole, train, strict=True):
+        assert blank.shape == x.shape and not blank.any()
+        assert torch.equal(y, same) and torch.equal(index, again)

@@ -455,3 +455,38 @@ def test_importing_lpcompile_does_not_import_the_runtime():
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "False"
     assert lpcompile.errors.ScheduleError.__mro__[1] is lpcompile.LpError
+
+
+@pytest.mark.parametrize("method", ["multiplier", "zb", "fr"])
+def test_compiled_stages_train_to_what_stages_train_to(monkeypatch, method):
+    """torch's own tracing and autograd, without the C++ that makes it fast (and takes minutes)."""
+    made = []
+
+    def compile(module, **given):
+        made.append(module)
+        return real(module, backend="aot_eager", **given)
+
+    real = torch.compile
+    monkeypatch.setattr(torch, "compile", compile)
+    ends = []
+    for asked in (False, True):
+        trainer = trainer_of(norm_mlp(), 2, data(1)[0][0], method, micro=2, compile=asked)
+        run(trainer, data(4))
+        ends.append(trainer.state_dict())
+    assert len(made) == 2 + (method == "multiplier")
+    assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(*(e.values() for e in ends), strict=True))
+
+
+def test_what_travels_as_bfloat16_is_half_as_much_and_rounded():
+    sent = []
+    for dtype in (None, torch.bfloat16):
+        trainer = trainer_of(norm_mlp(), 2, data(1)[0][0], "pipedream", transfer=dtype)
+        x, y = data(1)[0]
+        sent.append(trainer.step(x, y)["bytes"])
+        received = trainer.workers[1].values.get(("X", 1, 0))
+        assert received is None or received[0].dtype == torch.float32
+    assert sent[1] * 2 == sent[0] > 0
+    with pytest.raises(UsageError, match="in full precision"):
+        trainer_of(norm_mlp(), 2, data(1)[0][0], "dgl-async", transfer=torch.bfloat16)
+    with pytest.raises(UsageError, match="transfer=torch.float16 is not one of"):
+        trainer_of(norm_mlp(), 2, data(1)[0][0], transfer=torch.float16)
