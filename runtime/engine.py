@@ -15,7 +15,9 @@ from lpcompile.memory_format import laid_out_as, lies_channels_last
 from lpcompile.micro import micro_of
 from lpcompile.pipelining import PIPELINES, micro_batches
 from lpcompile.runtime import handshake, memory, state
+from lpcompile.runtime.batch import MicroBatch
 from lpcompile.runtime.comm import Distributed, Local
+from lpcompile.runtime.compiled import compile_now, compiled
 from lpcompile.runtime.executor import Op, prepare, run, take_turns
 from lpcompile.runtime.heads import Head, add_head, head_nets
 from lpcompile.runtime.methods import Method, ScheduleOptions, get_method
@@ -24,7 +26,7 @@ from lpcompile.runtime.methods.pipelines import about_batch_norm
 from lpcompile.runtime.replay import Replay
 from lpcompile.runtime.replay_wire import open_replay
 from lpcompile.runtime.settings import Settings, settings
-from lpcompile.runtime.team import Factory, add_auxnets, add_kappanet, aux_nets, compiled, make_worker
+from lpcompile.runtime.team import Factory, add_auxnets, add_kappanet, aux_nets, make_worker
 from lpcompile.runtime.worker import Net, Worker
 from lpcompile.schedule import Schedule
 from lpcompile.staleness import staleness
@@ -95,6 +97,7 @@ class Engine:
         self.replay: Replay | None = None
         self.violation_at_start: float | None = None
         self.said: set[str] = set()
+        self.code: set[tuple[str, ...]] = set()  # methods and sizes of micro-batches that there is compiled code for
         self.workers: list[Worker] = []
         for rank in [self.rank] if self.distributed else range(self.plan.K):
             w = make_worker(program, rank, loss_fn, optimizer, self.settings, self.transport, self.device)
@@ -274,6 +277,13 @@ class Engine:
             "memory format": "channels last" if self.channels_last else "contiguous",
             "options": {k: str(v) for k, v in asdict_shallow(self.settings).items()},
         }
+
+    def _compile(self, parts: Sequence[MicroBatch]) -> None:
+        """Have compiled code for these micro-batches, where that is asked for."""
+        needed = (self.method.name, *sorted({str(part.size) for part in parts}))
+        if self.settings.compile and needed not in self.code:
+            self.code.add(needed)
+            compile_now(self, parts)
 
     def _play(self, prepared: Prepared, method: Method, high: int, apply: bool) -> None:
         """One step of the schedule, for the micro-batches below `high`."""

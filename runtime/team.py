@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +12,7 @@ from torch import Tensor, nn
 from lpcompile.errors import UsageError
 from lpcompile.io import StageIO
 from lpcompile.runtime.comm import Local, Transport
+from lpcompile.runtime.compiled import compiled
 from lpcompile.runtime.kappa import kappa_net
 from lpcompile.runtime.settings import Settings
 from lpcompile.runtime.update import Updater
@@ -23,11 +23,6 @@ if TYPE_CHECKING:
 
 Factory = Callable[[list[nn.Parameter]], Any]
 FIRST_SCALE = 2.0**16
-
-
-def compiled(net: Net) -> Net:
-    """The same, run by torch.compile: its code is made in the first call, in the graph's own shapes."""
-    return replace(net, call=torch.compile(net.module, dynamic=False))
 
 
 def stage_nets(program: Program) -> list[Net]:

@@ -60,6 +60,7 @@ class Trainer(Engine):
         parts = micro_batches(inputs, specs, to_device(y, self.device), index, self.micro, self.steps, size)
         scale = self.workers[0].updater.scale
         parts = [replace(part, scale=scale) for part in parts] if scale != 1.0 else parts
+        self._compile(parts)
         prepared, method = self._for(index)
         for w in self.workers:
             w.batches |= {self.slot + i: part for i, part in enumerate(parts)}
