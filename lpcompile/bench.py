@@ -208,6 +208,8 @@ def _start(row: Row, request: Request, planned: Planned) -> Team:
         raise UsageError(planned.refused[name])
     if name in (DDP, FSDP) and request.batch % request.K:
         raise UsageError(f"a batch of {request.batch} has no {request.K} equal parts")
+    if name == FSDP and request.channels_last:
+        raise UsageError("FSDP shards contiguous weights only")
     world = 1 if name in (PLAIN, THREADS) else request.K
     _check_memory(COPIES * planned.parameter_bytes * (world if name in (LIMIT, DDP) else 1))
     return Team(name, task, plan, request.timeout)

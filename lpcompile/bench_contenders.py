@@ -9,13 +9,15 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
+from lpcompile.bench_contender import Contender, compiled_module, held_by
+from lpcompile.bench_pipeline import Pipeline
 from lpcompile.bench_task import Task, Work, call, loss, slice_of, work
 from lpcompile.compare_runners import MADE
 from lpcompile.compare_timeline import kind_of
@@ -35,37 +37,6 @@ PARTS = {"forward": "forward", "backward": "backward", "auxiliary": "aux", "step
          "wait": "python"}  # fmt: skip
 
 
-class Contender:
-    """One rank. `sent`: bytes that it sent in the last step; `micro`: micro-batches of a step."""
-
-    micro = 1
-    sent = 0
-
-    def __init__(self, given: Work) -> None:
-        self.work, self.batches = given, given.forever()
-        self.spent: dict[str, float] = {}
-
-    @contextlib.contextmanager
-    def clocked(self, part: str) -> Iterator[None]:
-        begin = time.thread_time()
-        yield
-        self.spent[part] = self.spent.get(part, 0.0) + time.thread_time() - begin
-
-    def step(self) -> None:
-        raise NotImplementedError
-
-    def use(self, micro: int) -> None:
-        """Go on with so many micro-batches a step."""
-        raise NotImplementedError
-
-    def finish(self) -> None:
-        """Nothing is under way afterwards."""
-
-    def held(self) -> int:
-        """Bytes of what stays from step to step: weights, buffers, the optimizer's state."""
-        raise NotImplementedError
-
-
 class Plain(Contender):
     """The loop that everybody writes; around a wrapped model, and on a part of the batch, it is data parallelism."""
 
@@ -78,7 +49,7 @@ class Plain(Contender):
         self.model = wrap(given.model) if wrap is not None else given.model
         self.optimizer = given.optimizer(list(self.model.parameters()))
         self.part = part
-        self.called = _compiled(self.model) if compiled else self.model
+        self.called = compiled_module(self.model) if compiled else self.model
 
     def step(self) -> None:
         x, y, _ = next(self.batches)
@@ -93,59 +64,7 @@ class Plain(Contender):
             self.optimizer.zero_grad(set_to_none=True)
 
     def held(self) -> int:
-        return self.buckets + _held(self.model, self.optimizer)
-
-
-class Pipeline(Contender):
-    """One rank of `torch.distributed.pipelining`, on a stage that our planner cut."""
-
-    def __init__(self, given: Work, program: Program, schedule: str, compiled: bool) -> None:
-        super().__init__(given)
-        rank = dist.get_rank()
-        self.program, self.schedule, self.rank = program.train(), schedule, rank
-        stage = program.stages[rank]
-        self.module = _compiled(stage) if compiled else stage
-        self.optimizer = given.optimizer(list(stage.parameters()))
-        plan = program.plan
-        self.sent = sum(b.nbytes for b in plan.boundaries if rank in (b.index - 1, b.index))
-        own = {id(p) for p in stage.parameters()}
-        for p in program.module.parameters():  # the other ranks have theirs
-            if id(p) not in own:
-                p.data = torch.empty(0)
-        self.use(micro_batches(schedule, plan.K, plan.batch, free=plan.batch_free))
-
-    def use(self, micro: int) -> None:
-        from torch.distributed.pipelining import PipelineStage, schedules
-
-        K, device = self.program.plan.K, next(self.program.stages[self.rank].parameters()).device
-        stage = PipelineStage(self.module, self.rank, K, device)
-        for name, part in (("forward_one_chunk", "forward"), ("backward_one_chunk", "backward"),
-                           ("backward_weight_one_chunk", "backward")):  # fmt: skip
-            setattr(stage, name, self._timed(getattr(stage, name), part))
-        made = getattr(schedules, SCHEDULES[self.schedule])
-        self.engine = made([stage] if self.schedule == "zb" else stage, micro, loss_fn=loss)
-        self.micro = micro
-
-    def _timed(self, function: Callable[..., Any], part: str) -> Callable[..., Any]:
-        def run(*args: Any, **kwargs: Any) -> Any:
-            with self.clocked(part):
-                return function(*args, **kwargs)
-
-        return run
-
-    def step(self) -> None:
-        x, y, _ = next(self.batches)
-        io, plan = self.program.stages[self.rank]._lp_io[True], self.program.plan
-        inputs = self.program.flat_inputs(x)
-        own = [inputs[i] for i in io.inputs]
-        first, later = (own, {}) if self.rank == 0 else ([], dict(zip(plan.stages[self.rank].inputs, own, strict=True)))
-        self.engine.step(*first, target=y if self.rank == plan.K - 1 else None, return_outputs=False, **later)
-        with self.clocked("optimizer"):
-            self.optimizer.step()
-            self.optimizer.zero_grad(set_to_none=True)
-
-    def held(self) -> int:
-        return _held(self.program.stages[self.rank], self.optimizer)
+        return self.buckets + held_by(self.model, self.optimizer)
 
 
 class Ours(Contender):
@@ -199,6 +118,8 @@ def make(name: str, task: Task, plan: Plan | None) -> Contender:
     if name == FSDP:
         size = _nbytes(given.model)
         found = Plain(given, task.compile, _fsdp, (rank, world))
+        for group in found.optimizer.param_groups:
+            group["fused"] = False  # torch has no fused SGD for sharded weights
         found.sent = round(3 * (world - 1) / world * size)  # gathered for forward and backward, scattered once
         return found
     assert plan is not None
@@ -206,12 +127,6 @@ def make(name: str, task: Task, plan: Plan | None) -> Contender:
     if name in TORCH:
         return Pipeline(given, program, TORCH[name], task.compile)
     return Ours(given, program, name, task.compile, task.transfer)
-
-
-def _compiled(module: nn.Module) -> nn.Module:
-    found: Any = torch.compile(module, dynamic=False)
-    assert isinstance(found, nn.Module)
-    return found
 
 
 def _ddp(model: nn.Module) -> nn.Module:
@@ -238,13 +153,6 @@ def _fsdp(model: nn.Module) -> nn.Module:
         if any(True for _ in block.parameters()):
             fully_shard(block, mesh=mesh)
     return fully_shard(model, mesh=mesh)  # type: ignore[return-value]
-
-
-def _held(model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
-    states = [t for s in optimizer.state.values() for t in s.values()]
-    tensors = [t for t in (*model.parameters(), *model.buffers(), *states) if isinstance(t, torch.Tensor)]
-    locals_ = [t.to_local() if hasattr(t, "to_local") else t for t in tensors]
-    return sum(t.nbytes for t in locals_ if t.device.type != "meta")
 
 
 def _nbytes(model: nn.Module) -> int:

@@ -17,7 +17,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from lpcompile.bench_contenders import Contender, Ours, make
+from lpcompile.bench_contender import Contender
+from lpcompile.bench_contenders import Ours, make
 from lpcompile.bench_task import Task
 from lpcompile.plan import Plan
 from lpcompile.runtime import guard, memory

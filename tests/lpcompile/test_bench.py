@@ -11,8 +11,9 @@ import torch
 import torch.nn.functional as F
 
 from lpcompile import bench_gate, bench_html, bench_table
-from lpcompile.bench import Bench, Request, Row, _check_memory, _compare, _measure
+from lpcompile.bench import Bench, Request, Row, _check_memory, _compare, _measure, _start
 from lpcompile.bench_contenders import CONTENDERS, LIMIT, PLAIN, THREADS, TORCH, micro_choices
+from lpcompile.bench_plans import Planned
 from lpcompile.bench_task import Task, logits, loss, slice_of, work
 from lpcompile.cli import main
 from lpcompile.errors import UsageError
@@ -243,10 +244,18 @@ def test_a_quick_run_of_everybody(tmp_path, capsys):
 
 
 def test_a_contender_that_cannot_run_does_not_stop_the_others(tmp_path, capsys):
-    """An odd batch has no two halves for DDP; the others go on."""
+    """FSDP refuses weights that lie channels last; the others go on with them, torch's pipelines included."""
     file = tmp_path / "b.json"
-    given = ["--contenders", "ddp,penalty", "--quick", "--batch", "5", "--input", "3x8x8", "--json", str(file)]
-    assert main(["bench", "resnet20", *given]) == 0
+    given = ["--contenders", "ddp,fsdp,torch-1f1b,penalty", "--channels-last", "--transfer", "bf16"]
+    assert main(["bench", "resnet20", *given, "--quick", "--batch", "6", "--input", "3x8x8", "--json", str(file)]) == 0
     found = Bench.from_json(json.loads(file.read_text()))
-    assert "no 2 equal parts" in found.rows[1].why and found.row("penalty").rho > 0
-    assert "cannot: a batch of 5" in capsys.readouterr().out
+    assert "contiguous weights only" in found.rows[2].why
+    assert all(found.row(name).rho > 0 for name in ("ddp", "torch-1f1b", "penalty"))
+    assert sum(r["sent"] for r in found.row("penalty").ranks) * 2 == found.row("torch-1f1b").ranks[0]["sent"] * 2
+    out = capsys.readouterr().out
+    assert "sgd, channels last, bf16 transfers" in out and "cannot: FSDP shards" in out
+
+
+def test_an_odd_batch_has_no_two_halves_for_ddp():
+    with pytest.raises(UsageError, match="a batch of 5 has no 2 equal parts"):
+        _start(Row("ddp"), Request("resnet20", batch=5), Planned({}, {}, 0))
