@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from lpcompile.aux import AuxOptions, Costs, Made, make_auxnets
-from lpcompile.passes.aux_measure import REPEATS
+from lpcompile.passes.aux_measure import FEWEST, Effort
 from lpcompile.passes.partition import Partition
 from lpcompile.passes.split import Stage
 
@@ -29,17 +29,17 @@ def fit_auxnets(
     costs: Costs,
     options: AuxOptions,
     inputs: list[torch.Tensor],
-    repeats: int,
+    effort: Effort,
     price: Price,
 ) -> tuple[tuple[Made, ...], Partition]:
     """`price` gives the split with these AuxNets, each on the better of its two ranks."""
-    made = make_auxnets(model, stages, costs, options, inputs, repeats=repeats)
+    made = make_auxnets(model, stages, costs, options, inputs, effort=effort)
     best = price(made)
-    slow = repeats < REPEATS
+    slow = effort.repeats == FEWEST
     if slow or options.given is not None or options.form not in ("derived", "recursive"):
         return tuple(made), best
     for k, aim in smaller(best, [m.total for m in made], options.budget).items():
-        tried = make_auxnets(model, stages, costs, replace(options, budget=aim), inputs, repeats=repeats, only=k)
+        tried = make_auxnets(model, stages, costs, replace(options, budget=aim), inputs, effort=effort, only=k)
         other = [*made[:k], tried[0], *made[k + 1 :]]
         found = price(other)
         if found.step < best.step:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -33,6 +34,7 @@ MODEL_HELP = (
     "resnet110 and other built-in models, torchvision:resnet50, timm:convnext_tiny, hf:bert, "
     "package.module:factory, file.py:factory, or a saved plan (.json)"
 )
+BAR = 30  # characters of the progress bar
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -212,6 +214,7 @@ def _source(arguments: argparse.Namespace, device: str) -> Source:
 
 def _program(arguments: argparse.Namespace, source: Source) -> Program:
     from lpcompile.compile import parallelize
+    from lpcompile.passes.progress import silent
 
     return parallelize(
         source.model,
@@ -228,7 +231,7 @@ def _program(arguments: argparse.Namespace, source: Source) -> Program:
         tied=arguments.tied,
         threads=arguments.threads,
         cache=not arguments.no_cache,
-        progress=_progress if sys.stderr.isatty() else None,
+        progress=_progress if sys.stderr.isatty() and arguments.cost == "measured" else silent,
     )
 
 
@@ -288,10 +291,11 @@ def _pair(text: str) -> str | list[str]:
     return [first, last] if dots else first
 
 
-def _progress(done: int, total: int) -> None:
-    """A bar on a terminal, gone when all is measured: it may be, long before `total` steps."""
-    bar = f"{'█' * done}{'░' * (total - done)} measuring: step {done} of at most {total}"
-    print(f"\r\x1b[K{bar if done < total else ''}", end="", file=sys.stderr, flush=True)
+def _progress(share: float, what: str) -> None:
+    """A bar on a terminal, on one line whatever its width, and gone when all is measured."""
+    full = int(BAR * share)
+    bar = f"{'█' * full}{'░' * (BAR - full)} measuring {what}"[: shutil.get_terminal_size().columns - 1]
+    print(f"\r\x1b[K{bar if share < 1 else ''}", end="", file=sys.stderr, flush=True)
 
 
 def _zoo(arguments: argparse.Namespace) -> int:
