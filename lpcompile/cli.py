@@ -41,7 +41,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = _parser()
     arguments = parser.parse_args(argv)
     try:
-        return int(arguments.run(arguments))
+        code = int(arguments.run(arguments))
+        sys.stdout.flush()  # here, where a reader that has gone is no error
+        return code
     except UsageError as error:
         if arguments.debug:
             raise
