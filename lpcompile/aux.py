@@ -106,7 +106,7 @@ def make_auxnets(
         runs = boundary_inputs(stages, inputs)
         made = []
         for k in range(len(builders)) if only is None else (only,):
-            effort.progress(k / len(builders), f"AuxNet {k + 1} of {len(builders)}")
+            effort.progress(k / len(builders), f"measuring AuxNet {k + 1} of {len(builders)}")
             measure = _measurer(stages[k], runs[k], inputs, effort)
             aux, budget, share = calibrate(asked[k], builders[k], measure, effort.rounds)
             made.append(Made(aux, budget, share.forward, share.backward, share.total))

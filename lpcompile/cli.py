@@ -21,6 +21,7 @@ from lpcompile.cli_report import add_report, check_report, write_report
 from lpcompile.cli_simulate import add_simulate
 from lpcompile.cli_train import add_export, add_train
 from lpcompile.errors import LpError, UsageError
+from lpcompile.terminal import show
 from lpcompile.uncollected import uncollected
 
 if TYPE_CHECKING:
@@ -167,7 +168,7 @@ def _show(arguments: argparse.Namespace) -> int:
         found = expected(arguments, plan)
         write_report(arguments, None, plan, found)
         if arguments.units and not arguments.json:
-            print(unit_table(plan), end="\n\n")
+            show(unit_table(plan), end="\n\n")
         print_plan(arguments, plan, found)
         return 0
     from lpcompile.passes.cuts import cuts
@@ -186,12 +187,12 @@ def _show(arguments: argparse.Namespace) -> int:
     if arguments.graph:
         print(program.captured.graph, end="\n\n")
     if arguments.cuts:
-        print(cut_table(cuts(program.captured, max_width=plan.width, tied=arguments.tied)), end="\n\n")
+        show(cut_table(cuts(program.captured, max_width=plan.width, tied=arguments.tied)), end="\n\n")
     if arguments.units:
-        print(unit_table(plan), end="\n\n")
+        show(unit_table(plan), end="\n\n")
     print_plan(arguments, plan, found)
     for note in source.notes:
-        print(f"note: {note}")
+        show(f"note: {note}")
     return 0
 
 
@@ -246,9 +247,9 @@ def _emit(arguments: argparse.Namespace) -> int:
         load_weights(source.model, Path(arguments.weights))
     program = _program(arguments, source)
     folder = program.emit(arguments.output, overwrite=arguments.force)
-    print(program.plan)
+    show(str(program.plan))
     for note in source.notes:
-        print(f"note: {note}")
+        show(f"note: {note}")
     print(f"written to {folder}: {', '.join(sorted(p.name for p in folder.iterdir()))}")
     return 0
 
@@ -296,7 +297,7 @@ def _pair(text: str) -> str | list[str]:
 def _progress(share: float, what: str) -> None:
     """A bar on a terminal, on one line whatever its width, and gone when all is measured."""
     full = int(BAR * share)
-    bar = f"{'█' * full}{'░' * (BAR - full)} measuring {what}"[: shutil.get_terminal_size().columns - 1]
+    bar = f"{'█' * full}{'░' * (BAR - full)} {what}"[: shutil.get_terminal_size().columns - 1]
     print(f"\r\x1b[K{bar if share < 1 else ''}", end="", file=sys.stderr, flush=True)
 
 

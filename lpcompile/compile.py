@@ -185,7 +185,7 @@ def _capture(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], op
 def _compile(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], options: Options) -> Compiled:
     if options.aux is not None and options.aux.init == "consistent" and options.plan is None:
         refuse_trained(model)
-    options.progress(0.0, "what the model does")
+    options.progress(0.0, "capturing the model")
     captured = _capture(model, args, kwargs, options)
     for note in captured._lp.notes:
         if "the program does not" in note:
@@ -200,7 +200,7 @@ def _compile(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], op
     costs = profile(captured, found, sample, cost=options.cost, threads=options.threads, cache=options.cache,
                     progress=within(options.progress, 0.05, 0.6), part=part)  # fmt: skip
     layout = plan_program(captured, found, costs, sample, options)
-    options.progress(0.95, "one step, against the model's own")
+    options.progress(0.95, "checking one step")
     checked = run_gate(captured, layout.stages, tensors) if options.gate else "not checked: gate=False"
     layout = begin(captured, layout, tensors, options)  # last: a program that is refused leaves the model as it was
     plan = make_plan(captured, found, costs, layout, tensors, width, checked, options)

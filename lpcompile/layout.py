@@ -95,7 +95,7 @@ def plan_program(
     if options.aux is None or best.K == 1 or options.method in PLAIN_METHODS:
         stages = _split(captured, found, best)
         apart = options.method == "zb" and options.cost == "measured" and best.K > 1
-        options.progress(0.6, "backward in two parts" if apart else "")
+        options.progress(0.6, "measuring backward in two parts" if apart else "")
         few, repeats = _as_measured(costs, tensors), effort_for(2 * costs.step).repeats
         return Layout(best, stages, (), splits=split_shares(stages, few, repeats) if apart else ())
     prices = node_costs(captured, found, costs)

@@ -96,7 +96,10 @@ def measured_profile(
         rebuild = rebuilder(captured._lp.signature)
 
         def step(some: list[torch.Tensor]) -> float:
-            progress(0.0, f"a first step with {batch_size(some) or 'all'} of {batch_size(tensors) or 'all'} samples")
+            progress(
+                0.0,
+                f"measuring a first step with {batch_size(some) or 'all'} of {batch_size(tensors) or 'all'} samples",
+            )
             args, kwargs = rebuild(some)
             times = _whole_step(model, args, kwargs, clock)
             return times.forward[0] + times.backward[0]
@@ -155,7 +158,7 @@ def _repeat(
     start = time.perf_counter()
     while len(runs) < least or (len(runs) < MOST and time.perf_counter() - start < seconds):
         share = max(min(len(runs) / least, (time.perf_counter() - start) / seconds), len(runs) / MOST)
-        progress(min(1.0, share), f"units, step {len(runs) + 1}")
+        progress(min(1.0, share), f"measuring units, step {len(runs) + 1}")
         args, kwargs = rebuild(tensors)
         if len(wholes) < most:
             wholes.append(_whole_step(model, args, kwargs, clock))

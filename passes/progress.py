@@ -1,7 +1,7 @@
 """What is shown while things are measured: which share of it is done, and what is being done now.
 
 >>> shown = within(bar, 0.6, 0.9)     # of the second part of a job, on the bar of the whole
->>> shown(0.5, "AuxNet 2 of 3")       # bar(0.75, "AuxNet 2 of 3")
+>>> shown(0.5, "measuring AuxNet 2 of 3")       # bar(0.75, "measuring AuxNet 2 of 3")
 """
 
 from __future__ import annotations

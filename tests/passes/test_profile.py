@@ -143,11 +143,11 @@ def test_progress_shows_every_phase_in_order_and_ends(tmp_path, monkeypatch):
     assert shares == sorted(shares) and shares[0] == 0 and seen[-1] == (1.0, "")
     text = " ".join(what for _, what in seen)
     for phase in (
-        "what the model does",
+        "capturing the model",
         "a first step with 2 of 4 samples",
         "units, step 7",
         "AuxNet 2 of 2",
-        "one step",
+        "checking one step",
     ):
         assert phase in text
 
