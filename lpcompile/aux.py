@@ -14,7 +14,7 @@ from torch import nn
 
 from lpcompile.errors import UsageError
 from lpcompile.memory_format import laid_out_as
-from lpcompile.passes.aux_measure import REPEATS, Share, boundary_inputs, calibrate, measure_share
+from lpcompile.passes.aux_measure import REPEATS, Effort, Share, boundary_inputs, calibrate, measure_share
 from lpcompile.passes.aux_modules import INITS, take_weights
 from lpcompile.passes.aux_user import given_module, wrap
 from lpcompile.passes.auxnet import AuxNet, aux_io, derive
@@ -29,6 +29,7 @@ from lpcompile.passes.zeroing import set_to_zero
 
 FORMS = ("derived", "tied", "recursive", "recursive-shared")
 Costs = Mapping[str, tuple[float, float]]
+THOROUGH = Effort()
 
 
 @dataclass(frozen=True)
@@ -90,10 +91,10 @@ def make_auxnets(
     options: AuxOptions,
     inputs: list[torch.Tensor] | None = None,
     budgets: Sequence[float] | None = None,
-    repeats: int = REPEATS,
+    effort: Effort = THOROUGH,
     only: int | None = None,
 ) -> list[Made]:
-    """One for each stage but the last. With `inputs` the budget is met by measured time, of so many `repeats`;
+    """One for each stage but the last. With `inputs` the budget is met by measured time, with so much `effort`;
     `budgets` are those that an earlier run came to, and are used as they are. `only`: just this one."""
     builders = [partial(_laid_out, model, build) for build in _builders(stages, costs, options)]
     asked = [options.budget] * len(builders) if budgets is None else list(budgets)
@@ -105,17 +106,27 @@ def make_auxnets(
             stage._lp_use_mode(True)
         runs = boundary_inputs(stages, inputs)
         made = []
-        for k, build in enumerate(builders):
-            if only not in (None, k):
-                continue
-
-            def measure(aux: AuxNet, k: int = k) -> Share:
-                given = runs[k] if aux_io(aux).lams else [inputs[i] for i in aux_io(aux).inputs]
-                return measure_share(stages[k], aux, runs[k], given, repeats)
-
-            aux, budget, share = calibrate(asked[k], build, measure)
+        for k in range(len(builders)) if only is None else (only,):
+            effort.progress(k / len(builders), f"measuring AuxNet {k + 1} of {len(builders)}")
+            measure = _measurer(stages[k], runs[k], inputs, effort)
+            aux, budget, share = calibrate(asked[k], builders[k], measure, effort.rounds)
             made.append(Made(aux, budget, share.forward, share.backward, share.total))
         return made
+
+
+def _measurer(
+    stage: Stage, given: list[torch.Tensor], inputs: list[torch.Tensor], effort: Effort
+) -> Callable[[AuxNet], Share]:
+    """How AuxNets of this stage are measured, one after another. What takes long is not run again for each."""
+    before: list[Share] = []
+
+    def measure(aux: AuxNet) -> Share:
+        own = given if aux_io(aux).lams else [inputs[i] for i in aux_io(aux).inputs]
+        known = before[0].stage if before and effort.repeats < REPEATS else ()
+        before.append(measure_share(stage, aux, given, own, effort.repeats, known))
+        return before[-1]
+
+    return measure
 
 
 def start(model: nn.Module, made: Sequence[Made], options: AuxOptions) -> None:

@@ -1,7 +1,8 @@
 """AuxNets of the size that a measured budget allows, and no larger than the rank that runs them has time for.
 
 Stages are cut between units, so one rank may have more to do than the others. Where that is one that runs an AuxNet,
-all wait for it; the AuxNet is then made smaller, down to half its budget, until its rank is level with the others.
+all wait for it; the AuxNet is then made smaller, down to three quarters of its budget, until its rank is level with
+the others.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ import torch
 from torch import nn
 
 from lpcompile.aux import AuxOptions, Costs, Made, make_auxnets
-from lpcompile.passes.aux_measure import REPEATS
+from lpcompile.passes.aux_measure import FEWEST, Effort
 from lpcompile.passes.partition import Partition
 from lpcompile.passes.split import Stage
 
-LEAST = 0.5  # of the budget
+LEAST = 0.75  # of the budget: with half of it shallow networks collapsed
 WORTH_IT = 0.05  # of an AuxNet's share: less is not worth another derivation
 
 Price = Callable[[Sequence[Made]], Partition]
@@ -29,17 +30,17 @@ def fit_auxnets(
     costs: Costs,
     options: AuxOptions,
     inputs: list[torch.Tensor],
-    repeats: int,
+    effort: Effort,
     price: Price,
 ) -> tuple[tuple[Made, ...], Partition]:
     """`price` gives the split with these AuxNets, each on the better of its two ranks."""
-    made = make_auxnets(model, stages, costs, options, inputs, repeats=repeats)
+    made = make_auxnets(model, stages, costs, options, inputs, effort=effort)
     best = price(made)
-    slow = repeats < REPEATS
+    slow = effort.repeats == FEWEST
     if slow or options.given is not None or options.form not in ("derived", "recursive"):
         return tuple(made), best
     for k, aim in smaller(best, [m.total for m in made], options.budget).items():
-        tried = make_auxnets(model, stages, costs, replace(options, budget=aim), inputs, repeats=repeats, only=k)
+        tried = make_auxnets(model, stages, costs, replace(options, budget=aim), inputs, effort=effort, only=k)
         other = [*made[:k], tried[0], *made[k + 1 :]]
         found = price(other)
         if found.step < best.step:

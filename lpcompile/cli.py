@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -20,6 +21,7 @@ from lpcompile.cli_report import add_report, check_report, write_report
 from lpcompile.cli_simulate import add_simulate
 from lpcompile.cli_train import add_export, add_train
 from lpcompile.errors import LpError, UsageError
+from lpcompile.terminal import show
 from lpcompile.uncollected import uncollected
 
 if TYPE_CHECKING:
@@ -33,13 +35,16 @@ MODEL_HELP = (
     "resnet110 and other built-in models, torchvision:resnet50, timm:convnext_tiny, hf:bert, "
     "package.module:factory, file.py:factory, or a saved plan (.json)"
 )
+BAR = 30  # characters of the progress bar
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = _parser()
     arguments = parser.parse_args(argv)
     try:
-        return int(arguments.run(arguments))
+        code = int(arguments.run(arguments))
+        sys.stdout.flush()  # here, where a reader that has gone is no error
+        return code
     except UsageError as error:
         if arguments.debug:
             raise
@@ -164,7 +169,7 @@ def _show(arguments: argparse.Namespace) -> int:
         found = expected(arguments, plan)
         write_report(arguments, None, plan, found)
         if arguments.units and not arguments.json:
-            print(unit_table(plan), end="\n\n")
+            show(unit_table(plan), end="\n\n")
         print_plan(arguments, plan, found)
         return 0
     from lpcompile.passes.cuts import cuts
@@ -183,12 +188,12 @@ def _show(arguments: argparse.Namespace) -> int:
     if arguments.graph:
         print(program.captured.graph, end="\n\n")
     if arguments.cuts:
-        print(cut_table(cuts(program.captured, max_width=plan.width, tied=arguments.tied)), end="\n\n")
+        show(cut_table(cuts(program.captured, max_width=plan.width, tied=arguments.tied)), end="\n\n")
     if arguments.units:
-        print(unit_table(plan), end="\n\n")
+        show(unit_table(plan), end="\n\n")
     print_plan(arguments, plan, found)
     for note in source.notes:
-        print(f"note: {note}")
+        show(f"note: {note}")
     return 0
 
 
@@ -214,6 +219,7 @@ def _source(arguments: argparse.Namespace, device: str) -> Source:
 
 def _program(arguments: argparse.Namespace, source: Source) -> Program:
     from lpcompile.compile import parallelize
+    from lpcompile.passes.progress import silent
 
     return parallelize(
         source.model,
@@ -230,7 +236,7 @@ def _program(arguments: argparse.Namespace, source: Source) -> Program:
         tied=arguments.tied,
         threads=arguments.threads,
         cache=not arguments.no_cache,
-        progress=_progress if sys.stderr.isatty() else None,
+        progress=_progress if sys.stderr.isatty() and arguments.cost == "measured" else silent,
     )
 
 
@@ -243,9 +249,9 @@ def _emit(arguments: argparse.Namespace) -> int:
         load_weights(source.model, Path(arguments.weights))
     program = _program(arguments, source)
     folder = program.emit(arguments.output, overwrite=arguments.force)
-    print(program.plan)
+    show(str(program.plan))
     for note in source.notes:
-        print(f"note: {note}")
+        show(f"note: {note}")
     print(f"written to {folder}: {', '.join(sorted(p.name for p in folder.iterdir()))}")
     return 0
 
@@ -290,10 +296,11 @@ def _pair(text: str) -> str | list[str]:
     return [first, last] if dots else first
 
 
-def _progress(done: int, total: int) -> None:
-    """A bar on a terminal, gone when all is measured: it may be, long before `total` steps."""
-    bar = f"{'█' * done}{'░' * (total - done)} measuring: step {done} of at most {total}"
-    print(f"\r\x1b[K{bar if done < total else ''}", end="", file=sys.stderr, flush=True)
+def _progress(share: float, what: str) -> None:
+    """A bar on a terminal, on one line whatever its width, and gone when all is measured."""
+    full = int(BAR * share)
+    bar = f"{'█' * full}{'░' * (BAR - full)} {what}"[: shutil.get_terminal_size().columns - 1]
+    print(f"\r\x1b[K{bar if share < 1 else ''}", end="", file=sys.stderr, flush=True)
 
 
 def _zoo(arguments: argparse.Namespace) -> int:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lpcompile.errors import UsageError
+from lpcompile.terminal import show
 
 if TYPE_CHECKING:
     from lpcompile.outlook import Outlook
@@ -51,11 +52,11 @@ def print_plan(arguments: argparse.Namespace, plan: Plan, found: Outlook | None)
             data["outlook"] = outlook_json(found)
         print(json.dumps(data, indent=1))
         return
-    print(plan, end="\n\n")
+    show(str(plan), end="\n\n")
     if found is not None:
-        print(outlook_text(plan, found))
+        show(outlook_text(plan, found), strong=(found.advice,))
     else:
-        print(f"nothing is simulated: {plan.method!r} has no schedule for K = {plan.K} and a batch of {plan.batch}")
+        show(f"nothing is simulated: {plan.method!r} has no schedule for K = {plan.K} and a batch of {plan.batch}")
 
 
 def expected(arguments: argparse.Namespace, plan: Plan) -> Outlook | None:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from lpcompile.errors import UsageError
+from lpcompile.terminal import show
 
 if TYPE_CHECKING:
     from lpcompile.device_spec import DeviceSpec
@@ -108,7 +109,8 @@ def _scale(arguments: argparse.Namespace, plan: Plan, device: DeviceSpec) -> int
     if arguments.json:
         print(json.dumps(to_json(plan, device, arguments.nodes, strong, weak), indent=1))
     else:
-        print(report(plan, device, arguments.nodes, method, PIPELINES, strong, weak))
+        text = report(plan, device, arguments.nodes, method, PIPELINES, strong, weak)
+        show(text, strong=text.splitlines()[-2:])
     return 0
 
 
@@ -139,7 +141,7 @@ def _paper(arguments: argparse.Namespace, device: DeviceSpec) -> int:
 
     rows = paper_rows(device)
     if not arguments.json:
-        print(paper_text(rows, device.name))
+        show(paper_text(rows, device.name))
         return 0
     load = fitted_load(rows)
     data: list[dict[str, Any]] = [
@@ -166,7 +168,7 @@ def _check(arguments: argparse.Namespace) -> int:
     (K,) = stage_counts(arguments.K or "2")[:1]
     named = arguments.device_spec != DEFAULT_DEVICE
     device = device_spec(arguments.device_spec) if named else calibrate(K)
-    print(check_text(check([arguments.model], K=K, batch=arguments.batch, device=device), device))
+    show(check_text(check([arguments.model], K=K, batch=arguments.batch, device=device), device))
     return 0
 
 

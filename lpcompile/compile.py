@@ -22,10 +22,10 @@ from lpcompile.passes.cost import Profile
 from lpcompile.passes.cuts import cuts
 from lpcompile.passes.flops import flops_profile
 from lpcompile.passes.gate import gate, staged
-from lpcompile.passes.measure import Progress
 from lpcompile.passes.partition import Link
 from lpcompile.passes.partition_options import Pins
 from lpcompile.passes.profile import SOURCES, profile
+from lpcompile.passes.progress import Progress, silent, within
 from lpcompile.passes.signature import example_call
 from lpcompile.passes.split import Stage
 from lpcompile.passes.units import Unit, units
@@ -66,7 +66,7 @@ def parallelize(
     front_end: str = "auto",
     threads: int | None = None,
     gate: bool = True,
-    progress: Progress | None = None,
+    progress: Progress = silent,
     cache: bool = True,
 ) -> Program:
     """Split `model` into K balanced stages that compose to exactly the model.
@@ -97,6 +97,7 @@ def parallelize(
     max_width: most tensors a boundary may carry; "auto" widens only where one tensor gives no balanced plan.
     leaf, concrete_args, front_end: how to capture, see `lpcompile.capture`.
     threads: intra-op threads to measure with. gate: check one step bitwise, and refuse on any difference.
+    progress: called with the share that is done and what is being measured; with 1 at the end.
     """
     if cost not in SOURCES:
         raise UsageError(f"cost={cost!r} is not one of {', '.join(SOURCES)}")
@@ -169,8 +170,11 @@ def _compile_together(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str,
 
 def compile_(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], options: Options) -> Compiled:
     """capture → cuts → units → profile → partition → split → gate."""
-    with torch.inference_mode(False), torch.enable_grad():
-        return _compile(model, args, kwargs, options)
+    try:
+        with torch.inference_mode(False), torch.enable_grad():
+            return _compile(model, args, kwargs, options)
+    finally:
+        options.progress(1.0, "")
 
 
 def _capture(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], options: Options) -> Captured:
@@ -181,6 +185,7 @@ def _capture(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], op
 def _compile(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], options: Options) -> Compiled:
     if options.aux is not None and options.aux.init == "consistent" and options.plan is None:
         refuse_trained(model)
+    options.progress(0.0, "capturing the model")
     captured = _capture(model, args, kwargs, options)
     for note in captured._lp.notes:
         if "the program does not" in note:
@@ -193,8 +198,9 @@ def _compile(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], op
         return _follow(captured, found, tensors, width, options.plan, options)
     sample, part = micro_batch(captured, found, tensors, options)
     costs = profile(captured, found, sample, cost=options.cost, threads=options.threads, cache=options.cache,
-                    progress=options.progress, part=part)  # fmt: skip
+                    progress=within(options.progress, 0.05, 0.6), part=part)  # fmt: skip
     layout = plan_program(captured, found, costs, sample, options)
+    options.progress(0.95, "checking one step")
     checked = run_gate(captured, layout.stages, tensors) if options.gate else "not checked: gate=False"
     layout = begin(captured, layout, tensors, options)  # last: a program that is refused leaves the model as it was
     plan = make_plan(captured, found, costs, layout, tensors, width, checked, options)

@@ -14,15 +14,15 @@ from lpcompile.aux_fit import fit_auxnets
 from lpcompile.errors import PlanError
 from lpcompile.heads import make_heads
 from lpcompile.options import Options
-from lpcompile.passes.aux_measure import REPEATS
+from lpcompile.passes.aux_measure import effort_for
 from lpcompile.passes.batch import batch_size, resized
 from lpcompile.passes.capture import Captured
 from lpcompile.passes.cost import Profile
 from lpcompile.passes.cuts import Cut, state_uses
 from lpcompile.passes.liveness import liveness
-from lpcompile.passes.measure import FEW
 from lpcompile.passes.partition import Partition, auto_stages, evaluate, partition
 from lpcompile.passes.partition_options import HEAD_METHODS, PLAIN_METHODS
+from lpcompile.passes.progress import within
 from lpcompile.passes.split import Stage, split, stage_io
 from lpcompile.passes.split_measure import Shares, split_shares
 from lpcompile.passes.units import Unit
@@ -95,7 +95,9 @@ def plan_program(
     if options.aux is None or best.K == 1 or options.method in PLAIN_METHODS:
         stages = _split(captured, found, best)
         apart = options.method == "zb" and options.cost == "measured" and best.K > 1
-        return Layout(best, stages, (), splits=split_shares(stages, tensors) if apart else ())
+        options.progress(0.6, "measuring backward in two parts" if apart else "")
+        few, repeats = _as_measured(costs, tensors), effort_for(2 * costs.step).repeats
+        return Layout(best, stages, (), splits=split_shares(stages, few, repeats) if apart else ())
     prices = node_costs(captured, found, costs)
     layouts: list[Layout] = []
     for _ in range(ROUNDS):
@@ -115,15 +117,20 @@ def plan_program(
         best = again
     layout = min(layouts, key=lambda one: one.best.step)
     if options.cost == "measured" and options.method not in HEAD_METHODS:
-        few = resized(tensors, costs.samples) if costs.samples else tensors  # as many as units were measured with
-        repeats, split = REPEATS if few is tensors else FEW - 1, layout.best
+        split, shown = layout.best, within(options.progress, 0.6, 0.95)
 
         def price(made: Sequence[Made]) -> Partition:
             return _hosted(costs, split, _terms(options, _run(made, split, options.method, costs)))
 
-        fitted, real = fit_auxnets(model, layout.stages, prices, options.aux, few, repeats, price)
+        few, effort = _as_measured(costs, tensors), effort_for(costs.step, shown)
+        fitted, real = fit_auxnets(model, layout.stages, prices, options.aux, few, effort, price)
         layout = Layout(replace(real, lower_bound=min(real.step, split.lower_bound)), layout.stages, fitted)
     return layout
+
+
+def _as_measured(costs: Profile, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """As many samples as the units were measured with."""
+    return resized(tensors, costs.samples) if costs.samples else tensors
 
 
 def _run(made: Sequence[Made], best: Partition, method: str, costs: Profile) -> list[float]:

@@ -9,9 +9,9 @@ from typing import Any
 from torch import nn
 
 from lpcompile.aux import AuxOptions
-from lpcompile.passes.measure import Progress
 from lpcompile.passes.partition import Link
 from lpcompile.passes.partition_options import Pins
+from lpcompile.passes.progress import Progress
 from lpcompile.plan import Plan
 
 
@@ -35,7 +35,7 @@ class Options:
     front_end: str
     threads: int | None
     gate: bool
-    progress: Progress | None
+    progress: Progress
     cache: bool
 
     def planner(self) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
+from lpcompile.passes.fake_norm import QuickNorms
 from lpcompile.passes.graph_module import TwoModeModule
 from lpcompile.passes.shadow import fake_tensor
 from lpcompile.passes.spec import TensorSpec
@@ -52,7 +53,7 @@ def _run(aux: TwoModeModule, inputs: list[tuple[tuple[int, ...], torch.dtype]]) 
             fakes[id(tensor)] = fake_tensor(tensor, mode)
     counter = FlopCounterMode(display=False)
     try:
-        with mode, torch.no_grad(), counter:
+        with mode, torch.no_grad(), QuickNorms(), counter:
             tensors = [torch.zeros(shape, dtype=dtype, device=device) for shape, dtype in inputs]
             with _swapped(aux, fakes):
                 result = aux(*tensors)

@@ -12,21 +12,45 @@ from torch import nn
 from lpcompile.passes.auxnet import AuxNet
 from lpcompile.passes.graph_module import TwoModeModule
 from lpcompile.passes.measure import Clock
+from lpcompile.passes.progress import Progress, silent
 from lpcompile.passes.split import Stage, stage_io
 from lpcompile.passes.untouched import untouched
 
 ROUNDS = 4  # derivations at most
 CLOSE = (0.94, 1.05)  # measured share over the one asked for: close enough
-REPEATS = 7
+REPEATS, FEWEST = 7, 2
+SECONDS = 6.0  # for all AuxNets of a model, about
+Times = tuple[float, float]  # ms of forward and backward
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How often each stage and its AuxNet are run, and what is shown meanwhile."""
+
+    repeats: int = REPEATS
+    progress: Progress = silent
+
+    @property
+    def rounds(self) -> int:
+        """Derivations at most."""
+        return ROUNDS if self.repeats > FEWEST else 2
+
+
+def effort_for(step: float, progress: Progress = silent) -> Effort:
+    """What can be afforded where a step of all stages takes so many ms: AuxNets take a third as long as their stages,
+    and every other one is made twice."""
+    often = int(SECONDS * 1e3 / (2 * step)) if step else REPEATS
+    return Effort(min(REPEATS, max(FEWEST, often)), progress)
 
 
 @dataclass(frozen=True)
 class Share:
-    """Medians of forward and backward, as a share of the stage's."""
+    """Medians of forward and backward, as a share of the stage's; and the stage's own times, one for each step."""
 
     forward: float
     backward: float
     total: float
+    stage: tuple[Times, ...] = ()
 
 
 def boundary_inputs(stages: Sequence[Stage], tensors: list[torch.Tensor]) -> list[list[torch.Tensor]]:
@@ -48,28 +72,33 @@ def measure_share(
     stage_inputs: Sequence[torch.Tensor],
     aux_inputs: Sequence[torch.Tensor],
     repeats: int = REPEATS,
+    known: tuple[Times, ...] = (),
 ) -> Share:
-    """Steps of the stage and of the AuxNet in turn, so that noise falls on both alike."""
+    """Steps of the stage and of the AuxNet in turn, so that noise falls on both alike.
+
+    known: times of the stage from before, which is then not run again. Where steps are so long that they are not
+    repeated often, a stage that has just been profiled needs no warm-up.
+    """
     clock = Clock(next((p.device for p in stage.parameters()), torch.device("cpu")))
-    both: list[list[tuple[float, float]]] = [[], []]
+    own, others = list(known), list[Times]()
     with untouched(stage), untouched(aux), torch.enable_grad():
         stage._lp_use_mode(True)
         for turn in range(repeats + 1):
-            for times, module, inputs in zip(both, (stage, aux), (stage_inputs, aux_inputs), strict=True):
-                for _ in range(1 if module is stage else 3):
-                    taken = _step(module, inputs, clock, gradients=module is stage)
-                    if turn:
-                        times.append(taken)
-    medians = [[statistics.median(t[i] for t in times) for i in (0, 1)] for times in both]
+            if not known and (turn or repeats == REPEATS):
+                own.append(_step(stage, stage_inputs, clock, gradients=True))
+            others += [_step(aux, aux_inputs, clock, gradients=False) for _ in range(3 if turn else 1)]
+    own = own[1:] if repeats == REPEATS and not known else own
+    medians = [[statistics.median(t[i] for t in times) for i in (0, 1)] for times in (own, others[1:])]
     (forward, backward), (aux_forward, aux_backward) = medians
     return Share(
         aux_forward / (forward or 1.0),
         aux_backward / (backward or 1.0),
         (aux_forward + aux_backward) / ((forward + backward) or 1.0),
+        tuple(own),
     )
 
 
-def _step(module: TwoModeModule, inputs: Sequence[torch.Tensor], clock: Clock, gradients: bool) -> tuple[float, float]:
+def _step(module: TwoModeModule, inputs: Sequence[torch.Tensor], clock: Clock, gradients: bool) -> Times:
     """ms of forward and backward. A stage's backward goes on to its input; an AuxNet's ends at its own parameters."""
     leaves = [t.detach().requires_grad_(gradients and t.is_floating_point()) for t in inputs]
     start = clock.stamp()
@@ -91,7 +120,7 @@ def _drop_gradients(module: nn.Module) -> None:
 
 
 def calibrate(
-    budget: float, make: Callable[[float], AuxNet], measure: Callable[[AuxNet], Share]
+    budget: float, make: Callable[[float], AuxNet], measure: Callable[[AuxNet], Share], rounds: int = ROUNDS
 ) -> tuple[AuxNet, float, Share]:
     """Derive, measure, correct the budget, derive again, until the measured share is close to the one asked for.
 
@@ -99,7 +128,7 @@ def calibrate(
     """
     asked = budget
     tried: list[tuple[float, AuxNet, float, Share]] = []
-    for _ in range(ROUNDS):
+    for _ in range(rounds):
         aux = make(asked)
         if any(_same(aux, before) for _, before, _, _ in tried):
             break

@@ -41,5 +41,10 @@ class Profile:
     notes: tuple[str, ...] = ()
 
     @property
+    def step(self) -> float:
+        """ms of the steps that were measured; 0 where none was."""
+        return ((self.whole_forward or 0.0) + (self.whole_backward or 0.0)) * self.part
+
+    @property
     def total(self) -> float:
         return sum(u.forward + u.backward for u in self.units)

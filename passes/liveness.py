@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import weakref
 from functools import cached_property
-from typing import Any
 
-import networkx as nx
 from torch import fx, nn
 
 _known: weakref.WeakKeyDictionary[fx.Graph, Liveness] = weakref.WeakKeyDictionary()
@@ -33,25 +31,18 @@ class Liveness:
                 self.writers.setdefault(key, []).append(node)
 
     @cached_property
-    def dependencies(self) -> nx.DiGraph[Any]:
-        """Edges from a value to what is made of it, and from a value to the nodes that write into it."""
-        edges: nx.DiGraph[Any] = nx.DiGraph()
-        edges.add_nodes_from(self.graph.nodes)
-        edges.add_edges_from((source, node) for node in self.graph.nodes for source in node.all_input_nodes)
-        return edges
-
-    @cached_property
     def expensive(self) -> set[fx.Node]:
         """Nodes that must run once: layers, random draws, parameters, whatever is heavy, and all that follows them."""
         limit = CHEAP_SHARE * sum(n.meta.get("flops", 0) for n in self.steps)
         roots = {n for n in self.graph.nodes if self._is_root(n, limit)}
         reached: set[fx.Node] = set()
         while roots - reached:
-            reached |= roots
-            start = object()  # one search from all roots at once
-            self.dependencies.add_edges_from((start, root) for root in roots)
-            reached |= nx.descendants(self.dependencies, start)
-            self.dependencies.remove_node(start)
+            waiting = list(roots - reached)
+            while waiting:
+                node = waiting.pop()
+                if node not in reached:
+                    reached.add(node)
+                    waiting += node.users
             # a write into a shared storage makes every value of that storage depend on what was written
             dirty = {key for n in reached for key in n.meta.get("writes", ())}
             roots = {n for n in self.graph.nodes if n.meta.get("storage") in dirty and n.op != "placeholder"}

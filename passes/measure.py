@@ -9,29 +9,47 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
-from lpcompile.passes.batch import batch_size, resized
+from lpcompile.passes.batch import batch_size
 from lpcompile.passes.capture import Captured, rebuilder
 from lpcompile.passes.cost import Profile
 from lpcompile.passes.flops import flops_profile
 from lpcompile.passes.gate import scalar
+from lpcompile.passes.progress import Progress, silent, within
+from lpcompile.passes.samples import SLOW, affordable
 from lpcompile.passes.split import Stage, split, stage_io
 from lpcompile.passes.tree import flatten
 from lpcompile.passes.units import Unit
 from lpcompile.passes.untouched import untouched
 
-Progress = Callable[[int, int], None]
+SECONDS = 12.0  # for the steps that units are measured in
 LEAST, MOST = 7, 30  # measured steps
-SLOW = 2500.0  # ms of a step: too slow for that many of them
-FEW = 3  # measured steps of slow ones, with fewer samples
+WARMUP = 2  # steps before them
+
+
+class Limits(NamedTuple):
+    """How many steps are measured: as many as these seconds allow, but this least number, after so many others. The
+    undivided model is run in so many of them at most."""
+
+    seconds: float
+    least: int
+    warmup: int
+    wholes: int
+
+
+def limits(step: float, seconds: float = SECONDS) -> Limits:
+    """For steps of so many ms, run by turns undivided and divided. Long ones vary less, and had their warm-up."""
+    if 2 * step * (LEAST + WARMUP) <= seconds * 1e3:
+        return Limits(seconds, LEAST, WARMUP, MOST)
+    return Limits(seconds / 3, 3, 0, 2) if step <= SLOW else Limits(seconds / 3, 2, 0, 1)
 
 
 class Clock:
@@ -60,8 +78,8 @@ def measured_profile(
     tensors: list[torch.Tensor],
     *,
     threads: int | None = None,
-    seconds: float = 12.0,
-    progress: Progress | None = None,
+    seconds: float = SECONDS,
+    progress: Progress = silent,
     part: float = 1.0,
 ) -> Profile:
     """Median forward and backward ms of each unit over repeated steps, with the interquartile range as spread.
@@ -75,16 +93,24 @@ def measured_profile(
     tensors = [t.to(device) for t in tensors]
     parts = split(captured, [u.cut for u in units if u.cut is not None])
     with _threads(threads), untouched(model, captured._lp.written), _training(model, parts):
-        args, kwargs = rebuilder(captured._lp.signature)(tensors)
-        first = _whole_step(model, args, kwargs, clock)
-        few = affordable(captured, tensors, first.forward[0] + first.backward[0])
-        limits = (seconds, LEAST) if few is tensors else (seconds / 3, FEW)
-        runs = _repeat(model, captured, parts, few, clock, limits, progress)
+        rebuild = rebuilder(captured._lp.signature)
+
+        def step(some: list[torch.Tensor]) -> float:
+            progress(
+                0.0,
+                f"measuring a first step with {batch_size(some) or 'all'} of {batch_size(tensors) or 'all'} samples",
+            )
+            args, kwargs = rebuild(some)
+            times = _whole_step(model, args, kwargs, clock)
+            return times.forward[0] + times.backward[0]
+
+        few, taken = affordable(captured, tensors, step)
+        wholes, runs = _repeat(model, captured, parts, few, clock, limits(taken, seconds), within(progress, 0.1, 1.0))
     part *= (batch_size(few) or 1) / (batch_size(tensors) or 1)
-    forward = [[r.forward[i] for _, r in runs] for i in range(len(units))]
-    backward = [[r.backward[i] for _, r in runs] for i in range(len(units))]
-    whole_forward = statistics.median(w.forward[0] for w, _ in runs)
-    whole_backward = statistics.median(w.backward[0] for w, _ in runs)
+    forward = [[r.forward[i] for r in runs] for i in range(len(units))]
+    backward = [[r.backward[i] for r in runs] for i in range(len(units))]
+    whole_forward = statistics.median(w.forward[0] for w in wholes)
+    whole_backward = statistics.median(w.backward[0] for w in wholes)
     raw_forward = sum(map(statistics.median, forward))
     raw_backward = sum(map(statistics.median, backward))
     up, down = whole_forward / part / (raw_forward or 1.0), whole_backward / part / (raw_backward or 1.0)
@@ -109,16 +135,6 @@ def measured_profile(
                    samples=batch_size(few), notes=(note,))  # fmt: skip
 
 
-def affordable(captured: Captured, tensors: list[torch.Tensor], step: float) -> list[torch.Tensor]:
-    """The inputs; as many of their samples as can be measured in some seconds where a step takes `step` ms and that is
-    too long. Two at least, for BatchNorm. Where the model runs at one batch size only, all of them."""
-    batch = batch_size(tensors)
-    if step <= SLOW or batch is None or not captured._lp.batch_free:
-        return tensors
-    size = max(2, int(batch * SLOW / 2 / step))
-    return resized(tensors, size) if size < batch else tensors
-
-
 class Times:
     """ms per unit of one step."""
 
@@ -132,28 +148,25 @@ def _repeat(
     parts: Sequence[Stage],
     tensors: list[torch.Tensor],
     clock: Clock,
-    limits: tuple[float, int],
-    progress: Progress | None,
-) -> list[tuple[Times, Times]]:
-    """(undivided, divided) times of alternating steps: as many as these seconds allow, but this least number of them,
-    and at most 30."""
-    seconds, least = limits
+    limits: Limits,
+    progress: Progress,
+) -> tuple[list[Times], list[Times]]:
+    """Times of undivided and divided steps in turn, within the limits and at most 30 of each."""
+    seconds, least, warmup, most = limits
     rebuild = rebuilder(captured._lp.signature)
-    runs: list[tuple[Times, Times]] = []
+    wholes, runs = list[Times](), list[Times]()
     start = time.perf_counter()
-    warmup = 2 if least == LEAST else 0  # slow ones have had a step of all samples
     while len(runs) < least or (len(runs) < MOST and time.perf_counter() - start < seconds):
+        share = max(min(len(runs) / least, (time.perf_counter() - start) / seconds), len(runs) / MOST)
+        progress(min(1.0, share), f"measuring units, step {len(runs) + 1}")
         args, kwargs = rebuild(tensors)
-        pair = (_whole_step(model, args, kwargs, clock), _unit_step(parts, tensors, clock))
+        if len(wholes) < most:
+            wholes.append(_whole_step(model, args, kwargs, clock))
+        runs.append(_unit_step(parts, tensors, clock))
         if warmup:
             warmup -= 1
-            continue
-        runs.append(pair)
-        if progress is not None:
-            progress(len(runs), MOST)
-    if progress is not None:
-        progress(MOST, MOST)
-    return runs
+            wholes, runs = [], []
+    return wholes, runs
 
 
 def _whole_step(model: nn.Module, args: Any, kwargs: Any, clock: Clock) -> Times:

@@ -11,6 +11,8 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
+from lpcompile.passes.fake_norm import quick_batch_norm
+
 # Their schemas do not say that running statistics are written.
 _BATCH_NORMS = {"aten::native_batch_norm", "aten::cudnn_batch_norm", "aten::miopen_batch_norm"}
 
@@ -55,7 +57,8 @@ class Observer(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        out = func(*args, **kwargs)
+        quick = quick_batch_norm(func, args)
+        out = func(*args, **kwargs) if quick is None else quick
         if torch.Tag.nondeterministic_seeded in func.tags:
             self.now.random = True
         if torch.Tag.dynamic_output_shape in func.tags and _looks_at_values(func, args):

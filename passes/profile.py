@@ -22,7 +22,8 @@ from lpcompile.memory_format import lies_channels_last
 from lpcompile.passes.capture import Captured
 from lpcompile.passes.cost import Profile, UnitCost
 from lpcompile.passes.flops import flops_profile
-from lpcompile.passes.measure import Progress, measured_profile
+from lpcompile.passes.measure import measured_profile
+from lpcompile.passes.progress import Progress, silent
 from lpcompile.passes.units import Unit
 
 SOURCES = ("measured", "flops")
@@ -37,7 +38,7 @@ def profile(
     cost: str = "measured",
     threads: int | None = None,
     cache: bool = True,
-    progress: Progress | None = None,
+    progress: Progress = silent,
     part: float = 1.0,
 ) -> Profile:
     """Costs per unit, for a mini-batch of which `tensors` are this part.

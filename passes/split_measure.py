@@ -19,17 +19,20 @@ OTHERS: Shares = (0.55, 0.55)  # where nothing was measured
 REPEATS = 5
 
 
-def split_shares(stages: Sequence[Stage], tensors: list[torch.Tensor]) -> tuple[Shares, ...]:
+def split_shares(stages: Sequence[Stage], tensors: list[torch.Tensor], repeats: int = REPEATS) -> tuple[Shares, ...]:
     """Measured on these inputs, in turn with undivided backwards; for the CPU, as everything that `zb` was tried on."""
     inputs = boundary_inputs(stages, tensors)
-    return (FIRST, *(_shares(stage, given) for stage, given in zip(stages[1:], inputs[1:], strict=True)))
+    return (
+        FIRST,
+        *(_shares(stage, given, min(repeats, REPEATS)) for stage, given in zip(stages[1:], inputs[1:], strict=True)),
+    )
 
 
-def _shares(stage: Stage, given: Sequence[torch.Tensor]) -> Shares:
+def _shares(stage: Stage, given: Sequence[torch.Tensor], repeats: int) -> Shares:
     whole, first, second = list[float](), list[float](), list[float]()
     with untouched(stage), torch.enable_grad():
         stage._lp_use_mode(True)
-        for _ in range(REPEATS + 1):
+        for _ in range(repeats + 1):
             times = _step(stage, given)
             for found, taken in zip((whole, first, second), times, strict=True):
                 found.append(taken)

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +17,9 @@ from lpcompile.outlook import outlook
 from lpcompile.plan import Plan
 from lpcompile.tables import stage_table
 from tests.lpcompile.even_plan import even_plan
+
+ROOT = Path(__file__).resolve().parents[2]
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
 
 
 def test_inspect_shows_stages_boundaries_and_what_to_expect(capsys):
@@ -32,6 +39,27 @@ def test_inspect_json_round_trips_and_a_saved_plan_can_be_inspected(capsys, tmp_
     assert "name the model instead" in capsys.readouterr().err
     assert main(["inspect", str(file)]) == 0
     assert "K = 2 stages" in capsys.readouterr().out
+
+
+def test_as_a_process_it_writes_everything_runs_exit_handlers_and_bears_readers_that_leave(tmp_path):
+    (tmp_path / "net.py").write_text(
+        "import atexit, torch\natexit.register(lambda: print('goodbye'))\n"
+        "def net():\n    return torch.nn.Sequential(*[torch.nn.Linear(8, 8) for _ in range(400)])\n"
+    )
+    command = f"{sys.executable} -m lpcompile inspect net.py:net --input 8 --cost flops --units"
+
+    def run(text):
+        """In a shell that says whether any process failed."""
+        line = ["bash", "-o", "pipefail", "-c", text]
+        return subprocess.run(line, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True)
+
+    done = run(f"{command} -K 2")
+    assert done.returncode == 0 and done.stderr == ""
+    assert done.stdout.splitlines()[-1] == "goodbye" and "K = 2 gives" in done.stdout
+    done = run(f"{command} -K 2 --graph | head -1")
+    assert done.returncode == 0 and done.stderr == "" and len(done.stdout.splitlines()) == 1
+    done = run(f"{command} -K 999")
+    assert done.returncode == 1 and "at most 400" in done.stderr
 
 
 def test_cuts_units_and_graph_can_be_listed(capsys):

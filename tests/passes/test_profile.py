@@ -8,8 +8,9 @@ from torch import nn
 
 import lpcompile
 from lpcompile import models
-from lpcompile.errors import UsageError
-from lpcompile.passes import measure
+from lpcompile.errors import PlanError, UsageError
+from lpcompile.passes import measure, samples
+from lpcompile.passes.aux_measure import FEWEST, REPEATS, effort_for
 from lpcompile.passes.cuts import cuts
 from lpcompile.passes.profile import profile
 from lpcompile.passes.units import units
@@ -73,18 +74,87 @@ def test_measuring_leaves_no_gradients_and_no_statistics_behind(tmp_path, monkey
 def test_steps_that_take_seconds_are_measured_with_fewer_samples_and_scaled(tmp_path, monkeypatch):
     monkeypatch.setenv("LPCOMPILE_CACHE", str(tmp_path))
     captured, found, tensors = prepared(models.resnet20(), torch.randn(8, 3, 32, 32))
-    assert measure.affordable(captured, tensors, measure.SLOW) is tensors
-    assert measure.affordable(captured, tensors, 2 * measure.SLOW)[0].shape == (2, 3, 32, 32)
     whole = profile(captured, found, tensors, cache=False, threads=1)
-    monkeypatch.setattr(measure, "SLOW", 1e-3)
+    for name in ("SLOW", "TELLING"):
+        monkeypatch.setattr(samples, name, 1e-3)
     fewer = profile(captured, found, tensors, cache=False, threads=1)
     assert "measured with 2 of 8 samples" in fewer.notes[0] and "samples" not in whole.notes[0]
     assert whole.total / 4 < fewer.total < 4 * whole.total  # loose, because test machines are noisy
 
 
-def test_progress_ends_whenever_measuring_does(tmp_path, monkeypatch):
+def fake_steps(fixed, each):
+    """A model whose steps take so many ms, and so many more for each sample; and what it was run with."""
+    seen = []
+
+    def step(tensors):
+        seen.append(len(tensors[0]))
+        return fixed + each * seen[-1]
+
+    return seen, step
+
+
+def test_no_step_of_all_samples_is_run_to_learn_that_it_takes_long():
+    captured, _, tensors = prepared(models.resnet20(), torch.randn(32, 3, 32, 32))
+    seen, step = fake_steps(0, samples.SLOW / 2)
+    found = samples.affordable(captured, tensors, step)
+    assert seen == [2] and len(found.tensors[0]) == 2  # BatchNorm needs two
+    assert found.step == pytest.approx(samples.SLOW)
+    seen, step = fake_steps(0, samples.SLOW / 16)
+    found = samples.affordable(captured, tensors, step)
+    assert max(seen) < 32 and len(found.tensors[0]) == 5  # a third of SLOW
+
+
+def test_overhead_is_not_taken_for_work():
+    captured, _, tensors = prepared(models.resnet20(), torch.randn(32, 3, 32, 32))
+    seen, step = fake_steps(samples.SLOW / 20, samples.SLOW / 50)  # 16 times the first step would be too slow
+    found = samples.affordable(captured, tensors, step)
+    assert found.tensors is tensors and seen == [2, 2, 8]
+
+
+def test_one_sample_is_enough_without_batch_norm_and_all_are_run_where_the_batch_is_fixed():
+    slow = fake_steps(0, samples.SLOW)[1]
+    captured, _, tensors = prepared(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)), torch.randn(4, 8))
+    assert len(samples.affordable(captured, tensors, slow).tensors[0]) == 1
+    fixed = lpcompile.capture(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8), Fixed()), torch.randn(4, 8))
+    assert not fixed._lp.batch_free
+    assert samples.affordable(fixed, tensors, slow).tensors is tensors
+
+
+class Fixed(nn.Module):
+    def forward(self, x):
+        return x + torch.arange(float(x.shape[0] ** 2)).sum()
+
+
+def test_long_steps_are_few_and_short_ones_many():
+    assert measure.limits(10.0).least == measure.LEAST
+    for ms in (1000.0, samples.SLOW, 2 * samples.SLOW, 10 * samples.SLOW):
+        found = measure.limits(ms)
+        assert 2 <= found.least <= 3 and not found.warmup and (found.least + found.wholes) * ms <= 5 * max(ms, 2500)
+    repeats = [effort_for(ms).repeats for ms in (0.0, 10.0, 400.0, 1000.0, 1e6)]
+    assert repeats == sorted(repeats, reverse=True) and (repeats[0], repeats[-1]) == (REPEATS, FEWEST)
+
+
+def test_progress_shows_every_phase_in_order_and_ends(tmp_path, monkeypatch):
     monkeypatch.setenv("LPCOMPILE_CACHE", str(tmp_path))
     seen = []
-    parts = prepared(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)), torch.randn(4, 8))
-    profile(*parts, progress=lambda done, total: seen.append((done, total)))
-    assert seen[0] == (1, measure.MOST) and seen[-1] == (measure.MOST, measure.MOST)
+    lpcompile.parallelize(models.resnet20(), 3, example_inputs=torch.randn(4, 3, 32, 32),
+                          progress=lambda share, what: seen.append((share, what)))  # fmt: skip
+    shares = [share for share, _ in seen]
+    assert shares == sorted(shares) and shares[0] == 0 and seen[-1] == (1.0, "")
+    text = " ".join(what for _, what in seen)
+    for phase in (
+        "capturing the model",
+        "a first step with 2 of 4 samples",
+        "units, step 7",
+        "AuxNet 2 of 2",
+        "checking one step",
+    ):
+        assert phase in text
+
+
+def test_progress_ends_where_compiling_fails():
+    seen = []
+    with pytest.raises(PlanError):
+        lpcompile.parallelize(nn.Linear(4, 4), 9, example_inputs=torch.randn(4, 4),
+                              progress=lambda share, what: seen.append(share))  # fmt: skip
+    assert seen[-1] == 1.0
