@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from lpcompile.cli_bench import add_bench
 from lpcompile.cli_compare import add_compare, writable
+from lpcompile.cli_model import check_saved, count, fill, model_arguments
 from lpcompile.cli_outlook import add_outlook, check_outlook, expected, print_plan
 from lpcompile.cli_report import add_report, check_report, write_report
 from lpcompile.cli_simulate import add_simulate
@@ -27,14 +28,9 @@ from lpcompile.uncollected import uncollected
 if TYPE_CHECKING:
     from torch import nn
 
-    from lpcompile.plan import Plan
     from lpcompile.program import Program
     from lpcompile.sources import Source
 
-MODEL_HELP = (
-    "resnet110 and other built-in models, torchvision:resnet50, timm:convnext_tiny, hf:bert, "
-    "package.module:factory, file.py:factory, or a saved plan (.json)"
-)
 BAR = 30  # characters of the progress bar
 
 
@@ -74,7 +70,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     inspect = commands.add_parser("inspect", help="show how a model would be split, and what to expect of it")
-    _model_arguments(inspect)
+    model_arguments(inspect)
     inspect.add_argument("--cuts", action="store_true", help="list every legal and illegal boundary with reasons")
     inspect.add_argument("--graph", action="store_true", help="show the captured graph")
     inspect.add_argument("--units", action="store_true", help="show the cost of every unit between cuts")
@@ -85,7 +81,7 @@ def _parser() -> argparse.ArgumentParser:
     inspect.set_defaults(run=_inspect)
 
     emit = commands.add_parser("emit", help="write the stages of a model as Python files with their weights")
-    _model_arguments(emit)
+    model_arguments(emit)
     emit.add_argument("-o", "--output", metavar="DIR", required=True, help="the folder to write")
     emit.add_argument("--weights", metavar="FILE", help="a state_dict to load first (safetensors, or a torch file)")
     emit.add_argument("--force", action="store_true", help="replace what emit wrote to DIR before")
@@ -93,8 +89,8 @@ def _parser() -> argparse.ArgumentParser:
 
     zoo = commands.add_parser("zoo", help="check capture and exactness on torchvision, timm and transformers models")
     zoo.add_argument("models", nargs="*", help="names such as timm:convnext_tiny, or suites (default: all suites)")
-    zoo.add_argument("-K", type=_count, default=4, help="number of stages (default 4)")
-    zoo.add_argument("--jobs", type=_count, default=1, help="models checked at the same time, one core each")
+    zoo.add_argument("-K", type=count, default=4, help="number of stages (default 4)")
+    zoo.add_argument("--jobs", type=count, default=1, help="models checked at the same time, one core each")
     zoo.add_argument("--seconds", type=float, default=240, help="time limit per model (default 240)")
     zoo.add_argument("--heavy", action="store_true", help="also the models that need much time or memory")
     zoo.add_argument("--no-peers", action="store_true", help="leave out symbolic_trace and pipelining.pipeline")
@@ -118,38 +114,6 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _model_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", metavar="MODEL", help=MODEL_HELP)
-    parser.add_argument("-K", default="auto", help="number of stages, or auto (default)")
-    parser.add_argument("--batch", type=_count, help="batch size of the example inputs")
-    parser.add_argument("--input", metavar="SHAPE", help="input shape without the batch: 3x32x32, or 16:int64")
-    parser.add_argument("--method", default="multiplier", help="training method to plan for (default multiplier)")
-    parser.add_argument("--cost", choices=["measured", "flops"], default="measured", help="where costs come from")
-    parser.add_argument("--aux-budget", type=float, default=0.1, metavar="SHARE",
-                        help="cost of an AuxNet as a share of its stage's (default 0.1)")  # fmt: skip
-    parser.add_argument("--aux", default="derived", choices=["derived", "tied", "recursive", "recursive-shared"],
-                        help="AuxNets derived from their stages (default), on the stages' own weights, or from the "
-                        "model's input")  # fmt: skip
-    parser.add_argument("--aux-init", default="fresh", choices=["fresh", "copy", "consistent"],
-                        help="AuxNets start fresh (default), as copies, or with the branches that they drop at zero "
-                        "in the model")  # fmt: skip
-    parser.add_argument("--memory-limit", type=float, metavar="GIB", help="memory of each rank in GiB")
-    parser.add_argument("--cut", action="append", default=[], metavar="UNIT", help="cut after this unit")
-    parser.add_argument("--together", action="append", default=[], metavar="UNITS",
-                        help="keep together: a prefix, or FIRST..LAST")  # fmt: skip
-    parser.add_argument("--tied", choices=["replicate", "together"], default="replicate",
-                        help="may tied parameters live in two stages?")  # fmt: skip
-    parser.add_argument("--channels-last", action="store_true", help="weights and images that way")
-    parser.add_argument("--threads", type=_count, help="intra-op threads to measure with")
-    parser.add_argument("--no-cache", action="store_true", help="measure again, do not use the profile cache")
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number of 1 or more")
-    return int(text)
-
-
 def _inspect(arguments: argparse.Namespace) -> int:
     counted = arguments.cost == "flops"  # no weights are allocated, so nothing large can become garbage
     with uncollected() if counted else nullcontext():  # a sixth of the time, imports included
@@ -160,12 +124,15 @@ def _show(arguments: argparse.Namespace) -> int:
     from lpcompile.plan import Plan
     from lpcompile.tables import cut_table, unit_table
 
+    stored = Plan.load(arguments.model) if arguments.model.endswith(".json") else None
+    if stored is not None:
+        check_saved(arguments, stored)
+    fill(arguments)
     check_outlook(arguments)
     check_report(arguments)
     writable("save", arguments.save)
-    if arguments.model.endswith(".json"):
-        plan = Plan.load(arguments.model)
-        _check_saved(arguments, plan)
+    if stored is not None:
+        plan = stored
         found = expected(arguments, plan)
         write_report(arguments, None, plan, found)
         if arguments.units and not arguments.json:
@@ -197,19 +164,6 @@ def _show(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _check_saved(arguments: argparse.Namespace, plan: Plan) -> None:
-    """A plan is shown as it is: what would need the model is refused, not ignored."""
-    if arguments.cuts or arguments.graph:
-        raise UsageError("a saved plan has neither cuts nor a graph; name the model instead of the plan")
-    asked = {"-K": arguments.K not in ("auto", str(plan.K)), "--batch": arguments.batch not in (None, plan.batch),
-             "--input": arguments.input is not None, "--save": arguments.save is not None}  # fmt: skip
-    for option in (option for option, given in asked.items() if given):
-        raise UsageError(
-            f"{option} cannot be applied to a saved plan, which is shown as it is (K = {plan.K}, batch {plan.batch}); "
-            f"leave it out, or name the model instead of the plan"
-        )
-
-
 def _source(arguments: argparse.Namespace, device: str) -> Source:
     from lpcompile import sources
 
@@ -231,7 +185,7 @@ def _program(arguments: argparse.Namespace, source: Source) -> Program:
         aux_budget=arguments.aux_budget,
         aux=arguments.aux,
         aux_init=arguments.aux_init,
-        memory_limit=arguments.memory_limit * 2**30 if arguments.memory_limit else None,
+        memory_limit=None if arguments.memory_limit is None else arguments.memory_limit * 2**30,
         pins={"cut": arguments.cut, "together": [_pair(t) for t in arguments.together]},
         tied=arguments.tied,
         threads=arguments.threads,
@@ -243,6 +197,7 @@ def _program(arguments: argparse.Namespace, source: Source) -> Program:
 def _emit(arguments: argparse.Namespace) -> int:
     from lpcompile.emit import check_target
 
+    fill(arguments)
     check_target(Path(arguments.output), arguments.force)  # before a minute of compiling
     source = _source(arguments, "cpu")
     if arguments.weights:

@@ -20,6 +20,7 @@ from lpcompile.errors import LpError, UsageError
 from lpcompile.sources.inputs import Source, Tensors, closest, no_shape, random_inputs
 
 FACTORY_NAMES = ("model", "build", "make_model")
+MOST_NAMED = 6  # factories that a message lists
 
 
 def call(spec: str, factory: Callable[..., Any], model_kwargs: dict[str, object]) -> Any:
@@ -125,8 +126,11 @@ def _named(module: ModuleType, name: str, place: str) -> Any:
     if callable(found):
         return found
     known = [other for other, value in vars(module).items() if callable(value) and not other.startswith("_")]
-    near = closest(name, known) or known[:5]
-    raise UsageError(f"{place} has no factory {name!r}; it has {', '.join(near) or 'nothing that can be called'}")
+    near = closest(name, known)
+    known = near + [other for other in known if other not in near]  # the likeliest first
+    more = f" and {len(known) - MOST_NAMED} more" if len(known) > MOST_NAMED else ""
+    listed = ", ".join(known[:MOST_NAMED]) or "nothing that can be called"
+    raise UsageError(f"{place} has no factory {name!r}; it has {listed}{more}")
 
 
 def _only_factory(module: ModuleType, place: str) -> Any:

@@ -128,13 +128,41 @@ def test_a_plan_that_was_changed_by_hand_says_where(command, path, value, messag
     assert message in error and str(file) in error
 
 
-@pytest.mark.parametrize("option", [["-K", "3"], ["--batch", "7"], ["--input", "8"], ["--save", "again.json"]])
+@pytest.mark.parametrize(
+    "option",
+    [
+        ["-K", "3"],
+        ["--batch", "7"],
+        ["--input", "8"],
+        ["--save", "again.json"],
+        ["--method", "gpipe"],
+        ["--cost", "flops"],
+        ["--aux-budget", "0.3"],
+        ["--aux-budget", "0"],
+        ["--aux", "tied"],
+        ["--aux-init", "copy"],
+        ["--memory-limit", "4"],
+        ["--cut", "u3"],
+        ["--together", "u1..u2"],
+        ["--tied", "together"],
+        ["--threads", "2"],
+        ["--no-cache"],
+    ],
+    ids=" ".join,
+)
 def test_what_a_saved_plan_cannot_do_is_refused_and_not_ignored(option, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     even_plan(2, units=8).save("plan.json")
     assert main(["inspect", "plan.json", *option]) == 2
     assert f"{option[0]} cannot be applied to a saved plan" in capsys.readouterr().err
-    assert main(["inspect", "plan.json", "-K", "2", "--batch", "128"]) == 0  # as it is
+    assert main(["inspect", "plan.json", "-K", "2", "--batch", "128", "--method", "multiplier"]) == 0  # as it is
+
+
+@pytest.mark.parametrize("amount", ["0", "-1", "nan", "much"])
+def test_a_memory_limit_that_is_none_is_refused(amount, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main(["inspect", "resnet20", "-K", "2", "--cost", "flops", "--memory-limit", amount])
+    assert f"'{amount}' is no amount of memory: give GiB, such as 16 or 0.5" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

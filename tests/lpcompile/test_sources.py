@@ -196,7 +196,7 @@ def test_several_inputs_with_dtypes_and_names(tmp_path: Path) -> None:
         ("hf:missing.json", "cannot read missing.json"),
         ("no_such_package.nets:Net", "run from the folder that contains no_such_package"),
         ("missing/net.py", "no file missing/net.py"),
-        ("json:dumb", "json has no factory 'dumb'; it has dump"),
+        ("json:dumb", "json has no factory 'dumb'; it has dump, dumps, "),
         ("collections:OrderedDict", "gave a OrderedDict; a factory must return an nn.Module"),
         (":", "does not name a model"),
     ],
