@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from lpcompile.cli_bench import add_bench
 from lpcompile.cli_compare import add_compare, writable
-from lpcompile.cli_model import check_saved, count, fill, model_arguments
+from lpcompile.cli_model import check_saved, count, fill, is_plan, model_arguments
 from lpcompile.cli_outlook import add_outlook, check_outlook, expected, print_plan
 from lpcompile.cli_report import add_report, check_report, write_report
 from lpcompile.cli_simulate import add_simulate
@@ -124,7 +124,7 @@ def _show(arguments: argparse.Namespace) -> int:
     from lpcompile.plan import Plan
     from lpcompile.tables import cut_table, unit_table
 
-    stored = Plan.load(arguments.model) if arguments.model.endswith(".json") else None
+    stored = Plan.load(arguments.model) if is_plan(arguments.model) else None
     if stored is not None:
         check_saved(arguments, stored)
     fill(arguments)

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from lpcompile.plan import Plan
 
 MODEL_HELP = (
-    "resnet110 and other built-in models, torchvision:resnet50, timm:convnext_tiny, hf:bert, "
+    "resnet110 and other built-in models, torchvision:resnet50, timm:convnext_tiny, hf:bert or hf:config.json, "
     "package.module:factory, file.py:factory, or a saved plan (.json)"
 )
 DEFAULTS = {"method": "multiplier", "cost": "measured", "aux_budget": 0.1, "aux": "derived", "aux_init": "fresh",
@@ -43,6 +43,11 @@ def model_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--channels-last", action="store_true", help="weights and images that way")
     parser.add_argument("--threads", type=count, help="intra-op threads to measure with")
     parser.add_argument("--no-cache", action="store_true", help="measure again, do not use the profile cache")
+
+
+def is_plan(model: str) -> bool:
+    """A saved plan, that is; `hf:folder/config.json` is a model."""
+    return model.endswith(".json") and not model.startswith("hf:")
 
 
 def check_saved(arguments: argparse.Namespace, plan: Plan) -> None:

@@ -7,6 +7,7 @@ import json
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from lpcompile.cli_model import is_plan
 from lpcompile.errors import UsageError
 from lpcompile.terminal import show
 
@@ -74,7 +75,7 @@ def plan_for(arguments: argparse.Namespace) -> Plan:
     from lpcompile.runtime.methods import get_method
 
     get_method(arguments.method)
-    if arguments.model.endswith(".json"):
+    if is_plan(arguments.model):
         return Plan.load(arguments.model)
     meta = arguments.cost == "flops"
     source = sources.load(arguments.model, input_shape=arguments.input, device="meta" if meta else "cpu")

@@ -24,7 +24,7 @@ from lpcompile.passes.cost import Profile
 from lpcompile.passes.flops import flops_profile
 from lpcompile.passes.gate import scalar
 from lpcompile.passes.progress import Progress, silent, within
-from lpcompile.passes.samples import SLOW, affordable
+from lpcompile.passes.samples import SLOW, Affordable, affordable
 from lpcompile.passes.split import Stage, split, stage_io
 from lpcompile.passes.tree import flatten
 from lpcompile.passes.units import Unit
@@ -45,11 +45,15 @@ class Limits(NamedTuple):
     wholes: int
 
 
-def limits(step: float, seconds: float = SECONDS) -> Limits:
-    """For steps of so many ms, run by turns undivided and divided. Long ones vary less, and had their warm-up."""
-    if 2 * step * (LEAST + WARMUP) <= seconds * 1e3:
+def limits(found: Affordable, seconds: float = SECONDS) -> Limits:
+    """For such steps, run by turns undivided and divided. Long ones vary less; of ones with fewer samples, which are
+    scaled anyway, some must do."""
+    if 2 * found.step * (LEAST + WARMUP) <= seconds * 1e3:
         return Limits(seconds, LEAST, WARMUP, MOST)
-    return Limits(seconds / 3, 3, 0, 2) if step <= SLOW else Limits(seconds / 3, 2, 0, 1)
+    if not found.fewer and found.step <= SLOW:
+        return Limits(seconds, 3, 1, MOST)
+    warmup = 0 if found.warm else 1
+    return Limits(seconds / 3, 3, warmup, 2) if found.step <= SLOW else Limits(seconds / 3, 2, warmup, 1)
 
 
 class Clock:
@@ -104,8 +108,9 @@ def measured_profile(
             times = _whole_step(model, args, kwargs, clock)
             return times.forward[0] + times.backward[0]
 
-        few, taken = affordable(captured, tensors, step)
-        wholes, runs = _repeat(model, captured, parts, few, clock, limits(taken, seconds), within(progress, 0.1, 1.0))
+        found = affordable(captured, tensors, step)
+        few = found.tensors
+        wholes, runs = _repeat(model, captured, parts, few, clock, limits(found, seconds), within(progress, 0.1, 1.0))
     part *= (batch_size(few) or 1) / (batch_size(tensors) or 1)
     forward = [[r.forward[i] for r in runs] for i in range(len(units))]
     backward = [[r.backward[i] for r in runs] for i in range(len(units))]

@@ -20,10 +20,13 @@ GROWTH = 4  # of the samples, where a step was too short to tell
 
 
 class Affordable(NamedTuple):
-    """The inputs to measure with, and about how many ms a step takes with them."""
+    """The inputs to measure with, about how many ms a step takes with them, whether they are fewer samples than there
+    are, and whether a step with just as many has been run."""
 
     tensors: list[torch.Tensor]
     step: float
+    fewer: bool = False
+    warm: bool = True
 
 
 def affordable(
@@ -43,12 +46,12 @@ def affordable(
         taken = first if clear else step(resized(tensors, size))
         whole = taken * batch / size
         if whole <= SLOW or size == batch:
-            return Affordable(tensors, whole)
+            return Affordable(tensors, whole, warm=size == batch)
         if taken >= TELLING:
             break
         size = min(batch, GROWTH * size)
     few = min(batch, max(least, int(batch * SLOW / 3 / whole)))
-    return Affordable(resized(tensors, few) if few < batch else tensors, whole * few / batch)
+    return Affordable(resized(tensors, few) if few < batch else tensors, whole * few / batch, few < batch, few == size)
 
 
 def fewest(captured: Captured) -> int:

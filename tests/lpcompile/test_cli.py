@@ -158,6 +158,18 @@ def test_what_a_saved_plan_cannot_do_is_refused_and_not_ignored(option, tmp_path
     assert main(["inspect", "plan.json", "-K", "2", "--batch", "128", "--method", "multiplier"]) == 0  # as it is
 
 
+@pytest.mark.parametrize("command", [["inspect", "-K", "2"], ["simulate"]], ids=lambda c: c[0])
+def test_a_config_file_of_transformers_is_no_plan(command, tmp_path, monkeypatch, capsys):
+    config = {"model_type": "gpt2", "n_embd": 32, "n_layer": 4, "n_head": 4, "vocab_size": 50, "n_positions": 64}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    monkeypatch.chdir(tmp_path)
+    cost = ["--cost", "flops"]
+    assert main([command[0], "hf:config.json", *command[1:], *cost]) == 0
+    assert "GPT2" in capsys.readouterr().out
+    assert main([command[0], "hf:missing/config.json", *command[1:], *cost]) == 2
+    assert "plan" not in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("amount", ["0", "-1", "nan", "much"])
 def test_a_memory_limit_that_is_none_is_refused(amount, capsys):
     with pytest.raises(SystemExit, match="2"):

@@ -126,10 +126,13 @@ class Fixed(nn.Module):
 
 
 def test_long_steps_are_few_and_short_ones_many():
-    assert measure.limits(10.0).least == measure.LEAST
+    assert measure.limits(samples.Affordable([], 10.0)).least == measure.LEAST
     for ms in (1000.0, samples.SLOW, 2 * samples.SLOW, 10 * samples.SLOW):
-        found = measure.limits(ms)
-        assert 2 <= found.least <= 3 and not found.warmup and (found.least + found.wholes) * ms <= 5 * max(ms, 2500)
+        found = measure.limits(samples.Affordable([], ms, fewer=True))
+        assert 2 <= found.least <= 3 and found.seconds <= 4 and not found.warmup and found.wholes < found.least
+        assert measure.limits(samples.Affordable([], ms, fewer=True, warm=False)).warmup == 1
+    whole = measure.limits(samples.Affordable([], 1000.0, warm=False))  # such steps need no scaling: keep them exact
+    assert whole.wholes == measure.MOST and whole.warmup and whole.seconds == measure.SECONDS
     repeats = [effort_for(ms).repeats for ms in (0.0, 10.0, 400.0, 1000.0, 1e6)]
     assert repeats == sorted(repeats, reverse=True) and (repeats[0], repeats[-1]) == (REPEATS, FEWEST)
 
