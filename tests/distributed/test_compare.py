@@ -45,7 +45,7 @@ class Page(HTMLParser):
         given = dict(attributes)
         self.tags.append(tag)
         self.open = f"{tag} {given.get('class', '')}"
-        self.fetched += [v for n, v in attributes if n in ("src", "href")]
+        self.fetched += [v for n, v in attributes if n in ("src", "href") and not v.startswith("data:")]
         if tag == "rect" and "box" in given.get("class", ""):
             self.boxes.append(given["class"].split()[1])
 
