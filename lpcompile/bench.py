@@ -235,7 +235,8 @@ def _warm(row: Row, team: Team, request: Request, planned: Planned) -> None:
     plan = planned.plans.get(TORCH.get(row.name, row.name))
     choices = micro_choices(row.name, plan) if plan is not None else []
     trials: dict[int, list[float]] = {micro: [] for micro in choices}
-    for micro in choices * 2:  # twice, so that a slow moment is not taken for a slow choice
+    turns = 2 if request.steps >= STEPS else 1  # twice, so that a slow moment is not taken for a slow choice
+    for micro in choices * turns:
         team.ask("use", micro)
         trials[micro] += _samples(row.name, team.ask("block", TRIAL))
     row.tried = {str(micro): statistics.median(samples) for micro, samples in trials.items()}

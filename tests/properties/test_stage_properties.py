@@ -169,7 +169,7 @@ def compiled(model: nn.Module, K: int, call: Call, **options: Any) -> Program:
 # ---- properties
 
 
-@examples(20)
+@examples(16)
 @given(recipes(), stage_counts, batches, batches)
 def test_training_steps_and_evaluation_are_the_models_own(recipe: Recipe, K: int, batch: int, other: int) -> None:
     model, twin, call = fresh(recipe, batch)
@@ -186,7 +186,7 @@ def test_training_steps_and_evaluation_are_the_models_own(recipe: Recipe, K: int
         assert_same(serial_step(twin, call, seed=3), serial_step(program, call, seed=3))
 
 
-@examples(20)
+@examples(16)
 @given(recipes(), stage_counts, batches)
 def test_stages_cut_apart_give_the_models_gradients(recipe: Recipe, K: int, batch: int) -> None:
     """λ = X.detach() at every boundary; gradients are handed down from boundary to boundary."""
@@ -254,7 +254,7 @@ def step_by_hand(program: Program, call: Call, seed: int) -> Step:
     return Step("", results(program.module, call, outputs, {name: total.get(id(t)) for name, t in named}))
 
 
-@examples(15)
+@examples(12)
 @given(recipes(), stage_counts, batches)
 def test_stages_hold_the_models_own_tensors_under_its_own_names(recipe: Recipe, K: int, batch: int) -> None:
     model, _, call = fresh(recipe, batch)
@@ -284,7 +284,7 @@ def test_the_plan_survives_json_and_covers_the_model(recipe: Recipe, K: int, bat
     assert len(plan.boundaries) == plan.K - 1 and all(b.specs for b in plan.boundaries)
 
 
-@examples(15)
+@examples(12)
 @given(recipes(max_blocks=5), st.integers(2, 4), batches)
 def test_no_other_split_has_a_smaller_largest_stage(recipe: Recipe, K: int, batch: int) -> None:
     model, _, call = fresh(recipe, batch)
@@ -340,7 +340,7 @@ def everything(model: nn.Module, call: Call) -> dict[str, Any]:
     return found
 
 
-@examples(15)
+@examples(12)
 @given(recipes(), batches, st.sampled_from((1, 2, 8)), st.lists(st.integers(0, 999), min_size=1, max_size=3))
 def test_the_model_may_be_cut_wherever_a_cut_is_called_legal(
     recipe: Recipe, batch: int, width: int, picks: list[int]
