@@ -17,22 +17,16 @@ from lpcompile.runtime.methods.method import (
     Tensors,
     Terms,
     assemble,
-    finish,
     hosts_of,
 )
-from lpcompile.runtime.methods.penalty import decoupled_slot
-from lpcompile.schedule import Builder, Schedule
+from lpcompile.runtime.methods.penalty import decoupled_step
+from lpcompile.schedule import Schedule
 
 
 def schedule(plan: Plan, options: ScheduleOptions) -> Schedule:
     layout = Layout(plan.K, hosts_of(plan, options), chain=not options.recursive)
 
-    def write(b: Builder) -> None:
-        for slot in range(options.micro):
-            decoupled_slot(b, slot, layout, kappa=options.kappa)
-        finish(b, options)
-
-    return assemble("lagrangian", plan, options, write)
+    return assemble("lagrangian", plan, options, lambda b: decoupled_step(b, layout, options, kappa=options.kappa))
 
 
 def adjoint(t: Terms) -> Tensors:

@@ -25,43 +25,56 @@ from lpcompile.schedule import Builder, Schedule
 def schedule(plan: Plan, options: ScheduleOptions) -> Schedule:
     layout = Layout(plan.K, hosts_of(plan, options), chain=not options.recursive)
 
-    def write(b: Builder) -> None:
-        for slot in range(options.micro):
-            decoupled_slot(b, slot, layout)
-        finish(b, options)
-
-    return assemble("penalty", plan, options, write)
+    return assemble("penalty", plan, options, lambda b: decoupled_step(b, layout, options))
 
 
-def decoupled_slot(b: Builder, slot: int, layout: Layout, *, stored: bool = False, kappa: str = "") -> None:
-    """One micro-batch of a decoupled method: λ, then forward and backward, then what λ and κ learn from it.
+def decoupled_step(
+    b: Builder, layout: Layout, options: ScheduleOptions, *, stored: bool = False, kappa: str = ""
+) -> None:
+    """A step of a decoupled method: of every micro-batch λ, then forward and backward, then what λ and κ learn.
 
+    λ of the next micro-batch is made before a forward, and what is learnt from p, which the rank above makes in the
+    same slot, comes after the next backward: so that neither of the two ranks waits for the other. Weights stay as they
+    are until the step is over, so this is only a matter of order.
     stored: λ per sample instead of AuxNets. kappa: "", "stored" or "auxnet" (which reads λ).
     """
-    r, hosts = b.rank, layout.hosts
-    above, below = hosts.get(r) == r, hosts.get(r + 1) == r  # this rank makes λ_r; λ_{r+1}
-    layout.post_lams(b, slot)
-    if below:
-        b.recv("p", r + 1, slot, r + 1)
-    if above:
-        b.recv("X", r, slot, r - 1)
-        if kappa:
-            b.recv("kappa", r, slot, r - 1)
-    waited = layout.make_lams(b, slot, "recall" if stored else "aux_forward", lambda k: not stored)
-    decoupled_forward(b, slot, layout, waited)
-    decoupled_backward(b, slot, layout, kappa)
+    r, last = b.rank, options.micro - 1
+    above, below = layout.hosts.get(r) == r, layout.hosts.get(r + 1) == r  # this rank makes λ_r; λ_{r+1}
     learn = "store" if stored else "distil"
-    if above:
-        b.wait("X", r, slot)
-        b.do("penalize", slot, r, [("lam", r), ("X", r)], [("d", r)])
-        if kappa:
-            b.wait("kappa", r, slot)
-        correct(b, slot, r, learn, bool(kappa))
-    if below:
-        b.wait("p", r + 1, slot)
-        correct(b, slot, r + 1, learn, bool(kappa))
-    if kappa and r < layout.K - 1:
-        b.do("multiply", slot, r + 1, [("lam", r + 1), ("X", r + 1), ("kappa", r + 1)])
+
+    def begin(slot: int) -> set[int]:
+        layout.post_lams(b, slot)
+        if below:
+            b.recv("p", r + 1, slot, r + 1)
+        if above:
+            b.recv("X", r, slot, r - 1)
+            if kappa:
+                b.recv("kappa", r, slot, r - 1)
+        return layout.make_lams(b, slot, "recall" if stored else "aux_forward", lambda k: not stored)
+
+    def learn_below(slot: int) -> None:
+        if below:
+            b.wait("p", r + 1, slot)
+            correct(b, slot, r + 1, learn, bool(kappa))
+
+    waited = begin(0)
+    for slot in range(options.micro):
+        next_waited = begin(slot + 1) if slot < last else set()
+        decoupled_forward(b, slot, layout, waited)
+        decoupled_backward(b, slot, layout, kappa)
+        if above:
+            b.wait("X", r, slot)
+            b.do("penalize", slot, r, [("lam", r), ("X", r)], [("d", r)])
+            if kappa:
+                b.wait("kappa", r, slot)
+            correct(b, slot, r, learn, bool(kappa))
+        if kappa and r < layout.K - 1:
+            b.do("multiply", slot, r + 1, [("lam", r + 1), ("X", r + 1), ("kappa", r + 1)])
+        if slot:
+            learn_below(slot - 1)
+        waited = next_waited
+    learn_below(last)
+    finish(b, options)
 
 
 def decoupled_forward(b: Builder, slot: int, layout: Layout, waited: set[int]) -> None:

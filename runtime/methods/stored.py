@@ -7,20 +7,15 @@
 from __future__ import annotations
 
 from lpcompile.plan import Plan
-from lpcompile.runtime.methods.method import Layout, Method, ScheduleOptions, assemble, finish, hosts_of
-from lpcompile.runtime.methods.penalty import adjoint, correction, decoupled_slot
-from lpcompile.schedule import Builder, Schedule
+from lpcompile.runtime.methods.method import Layout, Method, ScheduleOptions, assemble, hosts_of
+from lpcompile.runtime.methods.penalty import adjoint, correction, decoupled_step
+from lpcompile.schedule import Schedule
 
 
 def schedule(plan: Plan, options: ScheduleOptions) -> Schedule:
     layout = Layout(plan.K, hosts_of(plan, options), chain=False)
 
-    def write(b: Builder) -> None:
-        for slot in range(options.micro):
-            decoupled_slot(b, slot, layout, stored=True)
-        finish(b, options)
-
-    return assemble("penalty-stored", plan, options, write)
+    return assemble("penalty-stored", plan, options, lambda b: decoupled_step(b, layout, options, stored=True))
 
 
 STORED = Method("penalty-stored", schedule, adjoint, correction, aux="store", indices=True)
