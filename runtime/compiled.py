@@ -12,7 +12,7 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -39,8 +39,10 @@ def compiled(net: Net) -> Net:
 
 def compile_now(trainer: Engine, parts: Sequence[MicroBatch]) -> None:
     """All ranks call it, with micro-batches whose sizes or method are new."""
-    begin = time.perf_counter()
+    begin, patient = time.perf_counter(), None
     with guard.away(trainer.steps, "compiling"):
+        if trainer.distributed:  # now, while all ranks are here
+            patient = dist.new_group(backend="gloo", timeout=datetime.timedelta(seconds=PATIENCE))
         for w in trainer.workers:
             for batch in {part.size: part for part in parts}.values():
                 with w.own_random(), torch.random.fork_rng(devices=[]):
@@ -48,8 +50,7 @@ def compile_now(trainer: Engine, parts: Sequence[MicroBatch]) -> None:
                     _run(w, w.stage, batch, last, [True, *([False] if trainer.method.name == "fr" else [])])
                     for net in w.auxnets.values():
                         _run(w, net, batch, last, [True, False])
-        if trainer.distributed:
-            patient: Any = dist.new_group(backend="gloo", timeout=datetime.timedelta(seconds=PATIENCE))
+        if patient is not None:
             dist.barrier(group=patient)
             dist.destroy_process_group(patient)
     if trainer.main:
