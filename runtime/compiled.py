@@ -12,7 +12,7 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -39,7 +39,8 @@ def compiled(net: Net) -> Net:
 
 def compile_now(trainer: Engine, parts: Sequence[MicroBatch]) -> None:
     """All ranks call it, with micro-batches whose sizes or method are new."""
-    begin, patient = time.perf_counter(), None
+    begin = time.perf_counter()
+    patient: Any = None
     with guard.away(trainer.steps, "compiling"):
         if trainer.distributed:  # now, while all ranks are here
             patient = dist.new_group(backend="gloo", timeout=datetime.timedelta(seconds=PATIENCE))
