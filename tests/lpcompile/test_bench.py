@@ -251,7 +251,8 @@ def test_a_contender_that_cannot_run_does_not_stop_the_others(tmp_path, capsys):
     found = Bench.from_json(json.loads(file.read_text()))
     assert "contiguous weights only" in found.rows[2].why
     assert all(found.row(name).rho > 0 for name in ("ddp", "torch-1f1b", "penalty"))
-    assert sum(r["sent"] for r in found.row("penalty").ranks) * 2 == found.row("torch-1f1b").ranks[0]["sent"] * 2
+    # λ and p, of half the bytes each, are together what torch's ranks count for one float32 boundary
+    assert sum(r["sent"] for r in found.row("penalty").ranks) == found.row("torch-1f1b").ranks[0]["sent"]
     out = capsys.readouterr().out
     assert "sgd, channels last, bf16 transfers" in out and "cannot: FSDP shards" in out
 

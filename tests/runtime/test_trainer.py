@@ -483,8 +483,6 @@ def test_what_travels_as_bfloat16_is_half_as_much_and_rounded():
         trainer = trainer_of(norm_mlp(), 2, data(1)[0][0], "pipedream", transfer=dtype)
         x, y = data(1)[0]
         sent.append(trainer.step(x, y)["bytes"])
-        received = trainer.workers[1].values.get(("X", 1, 0))
-        assert received is None or received[0].dtype == torch.float32
     assert sent[1] * 2 == sent[0] > 0
     with pytest.raises(UsageError, match="in full precision"):
         trainer_of(norm_mlp(), 2, data(1)[0][0], "dgl-async", transfer=torch.bfloat16)
