@@ -24,8 +24,9 @@ class Pipeline(Contender):
         rank = dist.get_rank()
         self.program, self.schedule, self.rank = program.train(), schedule, rank
         stage = program.stages[rank]
-        self.module: nn.Module = stage if not lies_channels_last(program.module) else ChannelsLast(stage)
-        self.module = compiled_module(self.module) if compiled else self.module
+        last = lies_channels_last(program.module)
+        self.module: nn.Module = compiled_module(stage) if compiled else stage
+        self.module = Contiguous(self.module, last) if compiled or last else self.module
         self.optimizer = given.optimizer(list(stage.parameters()))
         plan = program.plan
         self.sent = sum(b.nbytes for b in plan.boundaries if rank in (b.index - 1, b.index))
@@ -69,25 +70,26 @@ class Pipeline(Contender):
         return held_by(self.program.stages[self.rank], self.optimizer)
 
 
-class ChannelsLast(nn.Module):
-    """A stage between boundaries that are contiguous, for torch sends nothing else: it would stop with an error."""
+class Contiguous(nn.Module):
+    """A stage between boundaries that are contiguous, for torch sends nothing else: it would stop with an error. Stages
+    that lie channels last, or that torch.compile has laid out as it likes, give others."""
 
-    def __init__(self, stage: nn.Module) -> None:
+    def __init__(self, stage: nn.Module, last: bool) -> None:
         super().__init__()
-        self.stage = stage
+        self.stage, self.last = stage, last
 
     def forward(self, *args: Tensor, **kwargs: Tensor) -> Any:
-        found = self.stage(*(Arrived.apply(t) for t in args), **kwargs)
+        found = self.stage(*(Arrived.apply(t, self.last) for t in args), **kwargs)
         return tuple(t.contiguous() for t in found) if isinstance(found, tuple) else found.contiguous()
 
 
 class Arrived(torch.autograd.Function):
-    """Channels last on the way up, contiguous on the way down."""
+    """As the stage takes it on the way up, contiguous on the way down."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: Tensor) -> Tensor:
-        return channels_last(tensor)
+    def forward(ctx: Any, tensor: Tensor, last: bool) -> Tensor:
+        return channels_last(tensor) if last else tensor.view_as(tensor)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        return gradients[0].contiguous()
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return gradients[0].contiguous(), None
