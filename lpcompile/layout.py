@@ -120,7 +120,7 @@ def plan_program(
         split, shown = layout.best, within(options.progress, 0.6, 0.95)
 
         def price(made: Sequence[Made]) -> Partition:
-            return _hosted(costs, split, _terms(options, _run(made, split, options.method, costs)))
+            return _hosted(costs, split, _terms(options, [m.total for m in made]))
 
         few, effort = _as_measured(costs, tensors), effort_for(costs.step, shown)
         fitted, real = fit_auxnets(model, layout.stages, prices, options.aux, few, effort, price)
@@ -131,18 +131,6 @@ def plan_program(
 def _as_measured(costs: Profile, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     """As many samples as the units were measured with."""
     return resized(tensors, costs.samples) if costs.samples else tensors
-
-
-def _run(made: Sequence[Made], best: Partition, method: str, costs: Profile) -> list[float]:
-    """What AuxNets take of their stages' time, with the forwards that `multiplier` runs again when a step is over."""
-    shares = [m.total for m in made]
-    if method != "multiplier":
-        return shares
-    ends = [0, *best.cuts]
-    for k, m in enumerate(made):
-        forward = sum(u.forward for u in costs.units[ends[k] : ends[k + 1]]) / (best.costs[k] or 1.0)
-        shares[k] += m.forward * forward * min(1.0, (best.K - 1 - k) * costs.part)
-    return shares
 
 
 def begin(captured: Captured, layout: Layout, tensors: list[torch.Tensor], options: Options) -> Layout:

@@ -9,9 +9,9 @@ STATE = 3  # copies of the parameters: weights, gradients, momentum
 
 
 def alive(schedule: Schedule, rank: int, kind: str = "graph") -> int:
-    """The most micro-batches whose graphs (or stashed weights, "W") are alive at once on a rank, in the steady state.
+    """The most micro-batches whose graphs are alive at once on a rank, in the steady state.
 
-    Each lives from the instruction that writes it to the last one that reads it; both recur every step.
+    kind: "graph", or "aux" for those of its AuxNets, or "W" for stashed weights. Each lives from the instruction that writes it to the last one that reads it; both recur every step.
     """
     M, items = schedule.micro, schedule.ranks[rank]
     length = len(items)
@@ -45,5 +45,6 @@ def rank_memory(plan: Plan, schedule: Schedule, share: float = 1.0) -> list[floa
         )
         beside = [plan.units[plan.stages[k - 1].last].output_bytes for k in (r, r + 1) if 1 <= k < plan.K]
         buffers = schedule.depth[r] * sum(beside)
-        found.append(state + part * (alive(schedule, r) * stage.saved_bytes + aux + buffers))
+        graphs = alive(schedule, r) * stage.saved_bytes + alive(schedule, r, "aux") * aux
+        found.append(state + part * (graphs + buffers))
     return found

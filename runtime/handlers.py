@@ -22,13 +22,10 @@ Handler = Callable[[Worker, Instruction, int], Iterator[None] | None]
 
 
 def aux_forward(w: Worker, item: Instruction, slot: int) -> None:
-    """λ_k = AuxNet_{k-1}(λ_{k-1}); the graph is kept where the schedule says that it will be used."""
+    """λ_k = AuxNet_{k-1}(λ_{k-1}); the graph is kept, and which weights it was made with."""
     k = item.boundary
-    keep = any(ref.kind == "aux" for ref in item.writes)
-    with torch.set_grad_enabled(keep):
-        made = w.run_aux(k, slot)
-    if keep:
-        w.values["aux", k, slot] = made
+    made = w.run_aux(k, slot)
+    w.values["aux", k, slot] = (made, versions.now(w.aux_trained[k]))
     w.values["lam", k, slot] = with_noise(w, k, tuple(t.detach() for t in made))
 
 
@@ -140,15 +137,12 @@ def correct(w: Worker, item: Instruction, slot: int) -> None:
 def distil(w: Worker, item: Instruction, slot: int) -> None:
     """One backward through the AuxNet with g: the gradient step of a regression on the corrected λ."""
     k = item.boundary
-    if any(ref.kind == "aux" for ref in item.reads):
-        made = w.values["aux", k, slot]
-    else:
-        with w.statistics_kept(w.auxnets[k].module):
-            made = w.run_aux(k, slot)
+    made, weights = w.values["aux", k, slot]
     gradients = times(w.rescale(slot), w.values["g", k, slot])
     pairs = [(t, g) for t, g in zip(w.pick(k, made), gradients, strict=True) if t.requires_grad]
     if pairs:
-        torch.autograd.backward([t for t, _ in pairs], [g for _, g in pairs])
+        with versions.put(w.aux_trained[k], weights):
+            torch.autograd.backward([t for t, _ in pairs], [g for _, g in pairs])
         w.updater.due |= {f"auxnet {k}", "stage"} if k in w.shares_stage else {f"auxnet {k}"}
     stash_tied(w)
 

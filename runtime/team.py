@@ -130,6 +130,7 @@ def add_auxnets(w: Worker, auxnets: dict[int, Net], hosts: dict[int, int], optim
         if hosts[k] == w.rank:
             w.auxnets[k] = net
             parameters = list(net.module.to(w.device).train().parameters())
+            w.aux_trained[k] = tuple(p for p in parameters if p.requires_grad)
             if any(id(p) in stage for p in parameters):
                 w.shares_stage.add(k)
             w.updater.add(f"auxnet {k}", [p for p in parameters if p.requires_grad and id(p) not in ids], optimizer)

@@ -59,6 +59,7 @@ class Worker:
         self.rank, self.K, self.device, self.settings, self.transport = rank, K, device, settings, transport
         self.stage, self.specs, self.loss = stage, specs, loss
         self.auxnets: dict[int, Net] = {}  # by boundary, as kappanets
+        self.aux_trained: dict[int, tuple[nn.Parameter, ...]] = {}  # their parameters that learn
         self.kappanets: dict[int, nn.Module] = {}
         self.head: Head | None = None  # where the stage has a loss of its own
         self.replay: Replay | None = None

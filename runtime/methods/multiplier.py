@@ -11,7 +11,8 @@ the p that rank r+1 made in the slot before, then the forward of the next one fr
 
 Optimizers step between a backward and the next forward, so forward and backward of a micro-batch see the same weights
 and only one graph is alive. λ of the step's next micro-batch is made before a forward, so that no rank waits for it. An
-AuxNet learns late, with β ∂ψ/∂λ_k + p_k; where its optimizer has stepped since, its small forward is run again.
+AuxNet learns late, with β ∂ψ/∂λ_k + p_k, through the graph and the weights that made λ_k: both are small, and are kept
+until then (`runtime.versions`).
 With `lockstep` nothing is skewed: backwards wait for each other, as in plain training.
 """
 
@@ -63,7 +64,7 @@ def lockstep_slot(b: Builder, slot: int, layout: Layout) -> None:
         b.wait("lam", r + 1, slot)
     _backward(b, slot, layout)
     if above:
-        _correct_above(b, slot, None)
+        _correct_above(b, slot)
     if below:
         correct(b, slot, r + 1, "distil")
 
@@ -74,11 +75,11 @@ def last_rank_slot(b: Builder, slot: int, layout: Layout, options: ScheduleOptio
     layout.post_lams(b, slot)
     if above:
         b.recv("X", r, slot, r - 1)
-    waited = layout.make_lams(b, slot, keep=lambda k: slot + 1 < options.micro)
+    waited = layout.make_lams(b, slot)
     decoupled_forward(b, slot, layout, waited)
     _backward(b, slot, layout)
     if above:
-        _correct_above(b, slot - 1, layout)
+        _correct_above(b, slot - 1)
     if slot == options.micro - 1:
         finish(b, options)
 
@@ -90,7 +91,7 @@ def skewed_slot(b: Builder, slot: int, layout: Layout, options: ScheduleOptions)
 
     def make_lams(slot: int) -> None:
         layout.post_lams(b, slot)
-        layout.make_lams(b, slot, keep=lambda k: slot + delay + (k == r) < options.micro)
+        layout.make_lams(b, slot)
 
     b.recv("p", r + 1, slot + 1 - delay, r + 1)  # rank r+1 makes it in this slot, it is used in the next
     if above:
@@ -101,9 +102,9 @@ def skewed_slot(b: Builder, slot: int, layout: Layout, options: ScheduleOptions)
         b.wait("lam", r + 1, slot - delay)
     _backward(b, slot - delay, layout)
     if below:
-        correct(b, slot - delay, r + 1, "distil", recompute=layout if slot < delay else None)
+        correct(b, slot - delay, r + 1, "distil")
     if above:
-        _correct_above(b, slot - delay - 1, layout)
+        _correct_above(b, slot - delay - 1)
     if slot == options.micro - 1:
         finish(b, options)
     else:
@@ -124,12 +125,12 @@ def _backward(b: Builder, slot: int, layout: Layout) -> None:
         b.send("p", r, slot, r - 1)
 
 
-def _correct_above(b: Builder, slot: int, layout: Layout | None) -> None:
-    """Rank r makes λ_r and has p_r; X_r has come from below. layout: of skewed ranks, whose steps come in between."""
+def _correct_above(b: Builder, slot: int) -> None:
+    """Rank r makes λ_r and has p_r; X_r has come from below."""
     r = b.rank
     b.wait("X", r, slot)
     b.do("penalize", slot, r, [("lam", r), ("X", r)], [("d", r)])
-    correct(b, slot, r, "distil", recompute=layout if slot < 0 else None)
+    correct(b, slot, r, "distil")
 
 
 def adjoint(t: Terms) -> Tensors:

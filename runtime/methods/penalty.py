@@ -50,7 +50,7 @@ def decoupled_step(
             b.recv("X", r, slot, r - 1)
             if kappa:
                 b.recv("kappa", r, slot, r - 1)
-        return layout.make_lams(b, slot, "recall" if stored else "aux_forward", lambda k: not stored)
+        return layout.make_lams(b, slot, "recall" if stored else "aux_forward")
 
     def learn_below(slot: int) -> None:
         if below:
@@ -107,15 +107,13 @@ def decoupled_backward(b: Builder, slot: int, layout: Layout, kappa: str) -> Non
         b.send("p", r, slot, r - 1)
 
 
-def correct(b: Builder, slot: int, k: int, learn: str, kappa: bool = False, recompute: Layout | None = None) -> None:
-    """The correction of λ_k, and its AuxNet (or store) learning it; the AuxNet runs again where its graph is gone."""
+def correct(b: Builder, slot: int, k: int, learn: str, kappa: bool = False) -> None:
+    """The correction of λ_k, and its AuxNet (or store) learning it."""
     b.do("correct", slot, k, [("d", k), ("p", k), *([("kappa", k)] if kappa else [])], [("g", k)])
     if learn == "store":
         b.do("store", slot, k, [("g", k), ("lam", k), ("X", k)])
-    elif recompute is None:
-        b.do("distil", slot, k, [("g", k), ("aux", k)])
     else:
-        b.do("distil", slot, k, [("g", k), *([("lam", k - 1)] if recompute.chain and k > 1 else [])])
+        b.do("distil", slot, k, [("g", k), ("aux", k)])
 
 
 def adjoint(t: Terms) -> Tensors:

@@ -8,6 +8,8 @@ from itertools import pairwise
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
+from torch.func import functional_call
 
 from lpcompile.runtime import psi
 from tests.runtime.small import Recorder, batches, compiled, linear_auxnets, mlp, recorded
@@ -115,6 +117,42 @@ def test_multiplier_descends_along_p_and_the_penalty(hosts, options):
     M = trainer.micro
     cut = [(x[8 * i // M : 8 * (i + 1) // M], y[8 * i // M : 8 * (i + 1) // M]) for x, y in data for i in range(M)]
     assert_same(trainer, total([(lagrangian(program, nets, x, y, p_as_kappa=True)[0], 1 / M) for x, y in cut]))
+
+
+@pytest.mark.parametrize("host", [0, 1])
+def test_a_late_auxnet_learns_through_the_weights_that_made_its_lam(host):
+    data = batches(5)
+    program, net = compiled(mlp(), 2, data[0][0], [host]), _tanh_auxnet()
+    made, learnt = [], []  # by micro-batch: the weights that made λ, from which input, and the gradient in λ
+
+    def note(module, args, lam):
+        made.append(({n: p.detach().clone() for n, p in module.named_parameters()}, args[0], []))
+        lam.register_hook(made[-1][2].append)
+
+    class Moving(torch.optim.SGD):
+        def step(self, closure=None):
+            learnt.append([(p.detach().clone(), p.grad.clone()) for p in self.param_groups[0]["params"]])
+            super().step()
+
+    net.register_forward_hook(note)
+    options = {"beta": BETA, "clip": 0, "auxnets": [net], "micro": 1, "aux_optimizer": lambda ps: Moving(ps, 0.5)}
+    trainer = program.trainer(F.cross_entropy, optimizer=Recorder, method="multiplier", **options)
+    for x, y in data:
+        trainer.step(x, y)
+    trainer.flush()
+    assert len(made) == len(learnt) == len(data)
+    for (weights, x, (g,)), step in zip(made, learnt, strict=True):
+        leaves = {n: w.requires_grad_() for n, w in weights.items()}
+        expected = torch.autograd.grad(functional_call(_tanh_auxnet(), leaves, (x,)), list(leaves.values()), g)
+        for wanted, (_, gradient) in zip(expected, step, strict=True):
+            torch.testing.assert_close(gradient, wanted, rtol=1e-12, atol=1e-15)
+    moved = [not torch.equal(w, now) for w, (now, _) in zip(made[2][0].values(), learnt[2], strict=True)]
+    assert all(moved)  # a step lay between
+
+
+def _tanh_auxnet():
+    torch.manual_seed(5)
+    return nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6)).double()
 
 
 @pytest.mark.parametrize("hosts", HOSTS)
