@@ -28,6 +28,7 @@ from lpcompile.passes.untouched import untouched
 from lpcompile.passes.zeroing import set_to_zero
 
 FORMS = ("derived", "tied", "recursive", "recursive-shared")
+DTYPES = ("", "bfloat16")
 Costs = Mapping[str, tuple[float, float]]
 THOROUGH = Effort()
 
@@ -40,6 +41,7 @@ class AuxOptions:
     form: str = "derived"
     init: str = "fresh"
     given: Any = None  # the user's factory or modules
+    dtype: str = ""  # what they compute in by autocast: "bfloat16", or as the model does
     batch_free: bool = True  # the model runs at any batch size
 
     def check(self) -> None:
@@ -49,6 +51,8 @@ class AuxOptions:
             raise UsageError(f"aux={self.form!r} is not one of {', '.join(FORMS)}")
         if self.init not in INITS:
             raise UsageError(f"aux_init={self.init!r} is not one of {', '.join(INITS)}")
+        if self.dtype not in DTYPES:
+            raise UsageError(f"aux_dtype is {self.dtype}, and AuxNets compute as the model does (None) or in bfloat16")
         if self.given is not None and self.form != "derived":
             raise UsageError(f"auxnet= gives the networks, so aux={self.form!r} has nothing to do; drop one of the two")
         if self.given is not None and self.init != "fresh":
@@ -95,7 +99,10 @@ def make_auxnets(
     only: int | None = None,
 ) -> list[Made]:
     """One for each stage but the last. With `inputs` the budget is met by measured time, with so much `effort`;
-    `budgets` are those that an earlier run came to, and are used as they are. `only`: just this one."""
+    `budgets` are those that an earlier run came to, and are used as they are. `only`: just this one.
+
+    A budget buys the same AuxNet whatever it computes in: it is met in the model's own precision, and what the AuxNet
+    then costs is measured in its own."""
     builders = [partial(_laid_out, model, build) for build in _builders(stages, costs, options)]
     asked = [options.budget] * len(builders) if budgets is None else list(budgets)
     if inputs is None or budgets is not None:
@@ -110,20 +117,21 @@ def make_auxnets(
             effort.progress(k / len(builders), f"measuring AuxNet {k + 1} of {len(builders)}")
             measure = _measurer(stages[k], runs[k], inputs, effort)
             aux, budget, share = calibrate(asked[k], builders[k], measure, effort.rounds)
+            share = measure(aux, options.dtype) if options.dtype else share
             made.append(Made(aux, budget, share.forward, share.backward, share.total))
         return made
 
 
 def _measurer(
     stage: Stage, given: list[torch.Tensor], inputs: list[torch.Tensor], effort: Effort
-) -> Callable[[AuxNet], Share]:
+) -> Callable[..., Share]:
     """How AuxNets of this stage are measured, one after another. What takes long is not run again for each."""
     before: list[Share] = []
 
-    def measure(aux: AuxNet) -> Share:
+    def measure(aux: AuxNet, dtype: str = "") -> Share:
         own = given if aux_io(aux).lams else [inputs[i] for i in aux_io(aux).inputs]
         known = before[0].stage if before and effort.repeats < REPEATS else ()
-        before.append(measure_share(stage, aux, given, own, effort.repeats, known))
+        before.append(measure_share(stage, aux, given, own, effort.repeats, known, dtype))
         return before[-1]
 
     return measure

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from lpcompile.aux import AuxOptions, Costs, Made, make_auxnets
-from lpcompile.passes.aux_measure import FEWEST, Effort
+from lpcompile.passes.aux_measure import Effort
 from lpcompile.passes.partition import Partition
 from lpcompile.passes.split import Stage
 
@@ -36,8 +36,7 @@ def fit_auxnets(
     """`price` gives the split with these AuxNets, each on the better of its two ranks."""
     made = make_auxnets(model, stages, costs, options, inputs, effort=effort)
     best = price(made)
-    slow = effort.repeats == FEWEST
-    if slow or options.given is not None or options.form not in ("derived", "recursive"):
+    if effort.slow or options.given is not None or options.form not in ("derived", "recursive"):
         return tuple(made), best
     for k, aim in smaller(best, [m.total for m in made], options.budget).items():
         tried = make_auxnets(model, stages, costs, replace(options, budget=aim), inputs, effort=effort, only=k)

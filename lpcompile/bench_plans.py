@@ -10,6 +10,8 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
 from lpcompile.bench_task import Task, work
 from lpcompile.compile import parallelize
 from lpcompile.device_spec import THIS_MACHINE
@@ -63,7 +65,8 @@ def _plan_all(task: Task, methods: tuple[str, ...], cost: str) -> dict[str, Any]
         since = time.perf_counter()
         try:
             made = parallelize(given.model, task.K, example_inputs=given.batches[0][0], cost=cost, method=method,
-                               aux_init="copy", threads=1)  # fmt: skip
+                               aux_init="copy", aux_dtype=torch.bfloat16 if task.aux_dtype else None,
+                               threads=1)  # fmt: skip
         except LpError as error:
             refused[method] = str(error)
             continue

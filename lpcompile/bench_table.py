@@ -33,7 +33,8 @@ def text(found: Bench) -> str:
 def headline(found: Bench) -> str:
     r, machine = found.request, found.machine
     how = [r.optimizer, *(["channels last"] if r.channels_last else []), *(["compiled"] if r.compile else []),
-           *([f"{r.transfer} transfers"] if r.transfer else [])]  # fmt: skip
+           *([f"{r.transfer} transfers"] if r.transfer else []),
+           *([f"{r.aux_dtype} AuxNets"] if r.aux_dtype else [])]  # fmt: skip
     return (
         f"{r.model}: K = {r.K}, batch {r.batch}, {', '.join(how)}, {r.steps} steps of each in turn; "
         f"torch {machine['torch']}, {machine['cores']} cores, {machine['date']}"

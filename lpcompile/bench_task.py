@@ -26,7 +26,8 @@ LR = 1e-3  # the speed of a step does not depend on it, unless numbers overflow
 class Task:
     """What is trained, as plain data that every process is given. `cores` are those that the bench may use.
 
-    channels_last, compile: the same for all contenders. transfer: "bf16", for what our ranks and DDP's send.
+    channels_last, compile: the same for all contenders. transfer: "bf16", for what our ranks and DDP's send. aux_dtype:
+    "bf16", for our AuxNets.
     """
 
     model: str
@@ -40,6 +41,7 @@ class Task:
     channels_last: bool = False
     compile: bool = False
     transfer: str | None = None
+    aux_dtype: str | None = None
 
 
 @dataclass(frozen=True)

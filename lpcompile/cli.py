@@ -172,9 +172,14 @@ def _source(arguments: argparse.Namespace, device: str) -> Source:
 
 
 def _program(arguments: argparse.Namespace, source: Source) -> Program:
+    import torch
+
     from lpcompile.compile import parallelize
     from lpcompile.passes.progress import silent
+    from lpcompile.runtime.launch import keep_freed_memory
 
+    if arguments.cost == "measured":
+        keep_freed_memory()  # as ranks do: costs are what they will take there
     return parallelize(
         source.model,
         arguments.K if arguments.K == "auto" else _stages(arguments.K),
@@ -185,6 +190,7 @@ def _program(arguments: argparse.Namespace, source: Source) -> Program:
         aux_budget=arguments.aux_budget,
         aux=arguments.aux,
         aux_init=arguments.aux_init,
+        aux_dtype=torch.bfloat16 if arguments.aux_dtype else None,
         memory_limit=None if arguments.memory_limit is None else arguments.memory_limit * 2**30,
         pins={"cut": arguments.cut, "together": [_pair(t) for t in arguments.together]},
         tied=arguments.tied,

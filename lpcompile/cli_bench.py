@@ -10,7 +10,7 @@ from typing import Any
 from lpcompile.cli_compare import writable
 
 GIVEN = ("model", "K", "batch", "steps", "optimizer", "input", "cost", "seed", "device", "channels_last", "compile",
-         "transfer", "timeout")  # fmt: skip
+         "transfer", "aux_dtype", "timeout")  # fmt: skip
 QUICK: dict[str, Any] = {"steps": 4, "cost": "flops"}
 
 
@@ -36,6 +36,7 @@ def add_bench(parser: argparse.ArgumentParser) -> None:
     add("--compile", action="store_true", help="torch.compile of models and stages, for all contenders; first steps "
         "then take minutes")  # fmt: skip
     add("--transfer", choices=["bf16"], help="boundaries of our methods and DDP's gradients travel as bfloat16")
+    add("--aux-dtype", choices=["bf16"], help="AuxNets of our methods compute in bfloat16; all else stays as it is")
     add("--seed", type=int)
     add("--timeout", type=float, metavar="S", help="seconds after which a rank that does not move is taken for dead")
     add("--quick", action="store_true", help="4 steps of each, plans by FLOPs: does it run, not how fast")

@@ -34,6 +34,7 @@ def model_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--aux-init", choices=["fresh", "copy", "consistent"],
                         help="AuxNets start fresh (default), as copies, or with the branches that they drop at zero "
                         "in the model")  # fmt: skip
+    parser.add_argument("--aux-dtype", choices=["bf16"], help="AuxNets compute in bfloat16; all else stays as it is")
     parser.add_argument("--memory-limit", type=_gibibytes, metavar="GIB", help="memory of each rank in GiB")
     parser.add_argument("--cut", action="append", default=[], metavar="UNIT", help="cut after this unit")
     parser.add_argument("--together", action="append", default=[], metavar="UNITS",
@@ -55,7 +56,7 @@ def check_saved(arguments: argparse.Namespace, plan: Plan) -> None:
     if arguments.cuts or arguments.graph:
         raise UsageError("a saved plan has neither cuts nor a graph; name the model instead of the plan")
     same = {"batch": plan.batch, "method": plan.method, "cost": plan.cost, "aux_budget": plan.aux_budget,
-            "aux": plan.aux, "aux_init": plan.aux_init}  # fmt: skip
+            "aux": plan.aux, "aux_init": plan.aux_init, "aux_dtype": "bf16" if plan.aux_dtype else None}  # fmt: skip
     asked = {name: getattr(arguments, name) for name in (*same, *ONLY_FOR_MODELS)}
     given = {name: value for name, value in asked.items() if value is not None and value is not False and value != []}
     wrong = [f"--{name.replace('_', '-')}" for name, value in given.items() if value != same.get(name)]

@@ -41,6 +41,7 @@ def add_train(parser: argparse.ArgumentParser) -> None:
     add("--finish", type=int, metavar="STEPS", help="exact steps at the end, in which the stages settle (default 0)")
     add("--aux", choices=["derived", "tied", "recursive", "recursive-shared"], help="form of the AuxNets")
     add("--aux-budget", type=float, metavar="SHARE", help="cost of an AuxNet as a share of its stage's (default 0.1)")
+    add("--aux-dtype", choices=["bf16"], help="AuxNets compute in bfloat16; all else stays as it is")
     add("--init", choices=["fresh", "copy", "consistent"], help="how AuxNets start; consistent sets dropped residual "
         "branches of the model to zero (default for built-in, torchvision, timm and hf models, which are fresh; "
         "else copy)")  # fmt: skip
@@ -73,7 +74,7 @@ OPTIONS = ("beta", "micro", "lockstep", "stash", "psi", "kappa", "clip", "warmup
            "buffer", "buffer_policy", "compile")  # fmt: skip
 WATCH = ("save", "save_every", "keep", "resume", "log", "log_every", "tensorboard", "trace", "evaluate_every")
 OTHER = ("model", "data", "K", "replicas", "method", "epochs", "batch", "lr", "optimizer", "weight_decay", "schedule",
-         "aux", "aux_budget", "init", "cost", "plan", "size", "input", "seed", "device", "workers",
+         "aux", "aux_budget", "aux_dtype", "init", "cost", "plan", "size", "input", "seed", "device", "workers",
          "channels_last", "timeout")  # fmt: skip
 
 

@@ -51,6 +51,7 @@ def parallelize(
     aux_budget: float = 0.1,
     aux: str = "derived",
     aux_init: str = "fresh",
+    aux_dtype: torch.dtype | None = None,
     init: str | None = None,
     auxnet: Any = None,
     plan: Plan | None = None,
@@ -88,6 +89,8 @@ def parallelize(
         the last: residual branches that the AuxNets leave out are set to zero *in the model*, so that λ = X before the
         first step. For fresh models only: it is refused where a norm or a gradient shows that a model was trained (one
         without norms does not show it).
+    aux_dtype: torch.bfloat16 lets AuxNets compute in it by autocast (boundaries, stages and all weights stay as they
+        are): the same AuxNets, in less time on devices that have it. λ is then rounded, also at a consistent start.
     auxnet: your own AuxNets: `factory(in_spec, out_spec, stage)`, a list of modules, or a dict by boundary (1, 2, ...).
     plan: a Plan of this model to follow: the same stages and AuxNets, nothing is measured or searched.
     memory_limit: bytes per rank, one number or one a rank. speeds: relative speed of each rank.
@@ -112,11 +115,11 @@ def parallelize(
     if init not in (None, "consistent"):
         raise UsageError(f"init={init!r} is neither None (the model's weights as they are) nor 'consistent'")
     aux_init = "consistent" if init == "consistent" else aux_init
-    auxnets = AuxOptions(aux_budget, aux, aux_init, auxnet)
+    auxnets = AuxOptions(aux_budget, aux, aux_init, auxnet, str(aux_dtype or "").removeprefix("torch."))
     auxnets.check()
     if plan is not None:
         K, cost, method, max_width = plan.K, plan.cost, plan.method, plan.width
-        auxnets = AuxOptions(plan.aux_budget, plan.aux or aux, plan.aux_init or aux_init, auxnet)
+        auxnets = AuxOptions(plan.aux_budget, plan.aux or aux, plan.aux_init or aux_init, auxnet, plan.aux_dtype)
     options = Options(K, cost, method, auxnets, plan, memory_limit, pins, speeds, link, tied, max_width, leaf,
                       concrete_args, front_end, threads, gate, progress, cache)  # fmt: skip
     if device is not None:

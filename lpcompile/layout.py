@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from lpcompile.aux import Made, make_auxnets, node_costs, start, violations
+from lpcompile.aux import Costs, Made, make_auxnets, node_costs, start, violations
 from lpcompile.aux_fit import fit_auxnets
 from lpcompile.errors import PlanError
 from lpcompile.heads import make_heads
@@ -32,6 +32,7 @@ from lpcompile.program import on_meta
 
 ROUNDS = 3  # of splitting by what the AuxNets really cost
 WORTH_IT = 0.97  # another round must promise to shorten the step to this share
+WORTH_MEASURING = 0.985  # and one in which AuxNets are measured again, to this
 
 
 @dataclass(frozen=True)
@@ -117,15 +118,37 @@ def plan_program(
         best = again
     layout = min(layouts, key=lambda one: one.best.step)
     if options.cost == "measured" and options.method not in HEAD_METHODS:
-        split, shown = layout.best, within(options.progress, 0.6, 0.95)
+        return _measured(captured, found, costs, layout, prices, _as_measured(costs, tensors), options)
+    return layout
 
-        def price(made: Sequence[Made]) -> Partition:
+
+def _measured(
+    captured: Captured,
+    found: list[Unit],
+    costs: Profile,
+    layout: Layout,
+    prices: Costs,
+    tensors: list[torch.Tensor],
+    options: Options,
+) -> Layout:
+    """AuxNets by measured time; and, where they take another time than was thought, the split that is best with it."""
+    assert options.aux is not None
+    model, effort = captured._lp.model, effort_for(costs.step, within(options.progress, 0.6, 0.95))
+    tried: list[Layout] = []
+    split, stages = layout.best, layout.stages
+    for _ in range(1 if effort.slow else 2):
+
+        def price(made: Sequence[Made], split: Partition = split) -> Partition:
             return _hosted(costs, split, _terms(options, [m.total for m in made]))
 
-        few, effort = _as_measured(costs, tensors), effort_for(costs.step, shown)
-        fitted, real = fit_auxnets(model, layout.stages, prices, options.aux, few, effort, price)
-        layout = Layout(replace(real, lower_bound=min(real.step, split.lower_bound)), layout.stages, fitted)
-    return layout
+        fitted, real = fit_auxnets(model, stages, prices, options.aux, tensors, effort, price)
+        again = partition(costs, split.K, **{**options.planner(), "aux_budget": [m.total for m in fitted]})
+        bound = min(real.step, split.lower_bound, again.lower_bound)
+        tried.append(Layout(replace(real, lower_bound=bound), stages, fitted))
+        if again.cuts == split.cuts or again.step > real.step * WORTH_MEASURING:
+            break
+        split, stages = again, _split(captured, found, again)
+    return min(tried, key=lambda one: one.best.step)
 
 
 def _as_measured(costs: Profile, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -259,6 +282,7 @@ def make_plan(
         gate=checked,
         tied=tied_parameters(captured, _cuts(found, best)),
         part=costs.part,
+        aux_dtype=options.aux.dtype if layout.made and options.aux and best.method not in HEAD_METHODS else "",
         notes=(*captured._lp.notes, *costs.notes),
     )
 

@@ -21,7 +21,7 @@ from lpcompile.passes.partition_options import HEAD_METHODS
 from lpcompile.passes.spec import TensorSpec
 
 VERSION = 2
-OPTIONAL = ("tied", "notes", "part", "parts")  # what older plans do not have
+OPTIONAL = ("tied", "notes", "part", "parts", "aux_dtype")  # what older plans do not have
 T = TypeVar("T")
 
 
@@ -116,6 +116,7 @@ class Plan:
     gate: str  # "bitwise", or why the program was not checked
     tied: tuple[tuple[str, tuple[int, ...]], ...] = ()  # parameters used in several stages
     part: float = 1.0  # of the batch: what costs were measured with
+    aux_dtype: str = ""  # what AuxNets compute in, by autocast; "" as the model does
     notes: tuple[str, ...] = ()
     version: int = VERSION
 
@@ -240,6 +241,8 @@ def _check(plan: Plan) -> None:
                 raise ValueError(f"units[{i}].{name} is {value}")
     if not plan.K == len(plan.stages) == len(plan.boundaries) + 1:
         raise ValueError(f"K is {plan.K}, with {len(plan.stages)} stages and {len(plan.boundaries)} boundaries")
+    if plan.aux_dtype not in ("", "bfloat16"):
+        raise ValueError(f"aux_dtype is {plan.aux_dtype!r}")
     begin = 0
     for k, stage in enumerate(plan.stages):
         if (stage.index, stage.first) != (k, begin) or not begin <= stage.last < len(plan.units):

@@ -14,6 +14,7 @@ from lpcompile.passes.auxnet import AuxNet
 from lpcompile.passes.batch import Different, same_graph
 from lpcompile.passes.capture import Captured, rebuilder
 from lpcompile.passes.gate import staged
+from lpcompile.passes.in_place import in_place
 from lpcompile.passes.signature import example_call
 from lpcompile.passes.spec import TensorSpec
 from lpcompile.passes.split import Stage
@@ -187,6 +188,11 @@ class Program(nn.Module):
         """The tensors of a call, in the order that stages name them: x is a tensor, a tuple of arguments or a dict."""
         args, kwargs = example_call(self.captured._lp.signature.parameters, x)
         return self.captured._lp.signature.flat(args, kwargs)
+
+    def lean_stage(self, k: int) -> Stage | None:
+        """Stage k as training runs it, in less memory: see `passes.in_place`; None where that is the stage itself."""
+        stage = self.stages[k]
+        return in_place(stage) if isinstance(stage, Stage) else None  # else it was loaded from code
 
     def trainer(self, loss_fn: Callable[[Any, Any], torch.Tensor], **options: Any) -> Trainer:
         """Train this program: see `lpcompile.runtime.trainer.Trainer`."""

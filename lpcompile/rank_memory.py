@@ -11,7 +11,8 @@ STATE = 3  # copies of the parameters: weights, gradients, momentum
 def alive(schedule: Schedule, rank: int, kind: str = "graph") -> int:
     """The most micro-batches whose graphs are alive at once on a rank, in the steady state.
 
-    kind: "graph", or "aux" for those of its AuxNets, or "W" for stashed weights. Each lives from the instruction that writes it to the last one that reads it; both recur every step.
+    kind: "graph", or "aux" for those of its AuxNets, or "W" for stashed weights. Each lives from the instruction that
+    writes it to the last one that reads it; both recur every step.
     """
     M, items = schedule.micro, schedule.ranks[rank]
     length = len(items)

@@ -115,9 +115,10 @@ def aux_table(plan: Plan) -> Table:
             made = f"keeps {kept or 'no block'}, drops {len(a.dropped)}" if a.kept or a.dropped else a.kind
             thinned = f"; {len(a.thinned)} layers thinned" if a.thinned else ""
             of = b.index - 1 if plan.heads else b.index
+            how = ", ".join(dict.fromkeys(word for word in (a.kind, a.init, plan.aux_dtype) if word))
             rows.append(
                 [of, a.rank, f"{a.forward:.3g}", f"{a.backward:.3g}", f"{100 * a.share:.1f} %",
-                 f"{a.parameters:,}", a.kind if a.init == a.kind else f"{a.kind}, {a.init}", made + thinned]
+                 f"{a.parameters:,}", how, made + thinned]
             )  # fmt: skip
     headers = ["head of" if plan.heads else "AuxNet for", "rank", f"forward {unit}", f"backward {unit}",
                "of its stage", "parameters", "kind, start", "made of"]  # fmt: skip

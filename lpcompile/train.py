@@ -59,6 +59,7 @@ class Job:
     init: str | None = None
     aux: str | None = None
     aux_budget: float = 0.1
+    aux_dtype: str | None = None  # "bf16"
     cost: str = "measured"
     plan: str | None = None
     size: int | None = None
@@ -183,6 +184,7 @@ def compiled(job: Job, model: nn.Module, x: torch.Tensor, before: Path | None) -
     given: dict[str, Any] = {
         "example_inputs": x, "cost": job.cost, "method": job.method, "aux_budget": job.aux_budget,
         "aux": job.aux or ("derived"), "aux_init": init, "threads": 1,
+        "aux_dtype": torch.bfloat16 if job.aux_dtype else None,
     }  # fmt: skip
     return parallelize(model, job.K, plan=plan, **given)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -31,9 +32,14 @@ class Effort:
     progress: Progress = silent
 
     @property
+    def slow(self) -> bool:
+        """Whether steps are so long that every one of them counts."""
+        return self.repeats == FEWEST
+
+    @property
     def rounds(self) -> int:
         """Derivations at most."""
-        return ROUNDS if self.repeats > FEWEST else 2
+        return 2 if self.slow else ROUNDS
 
 
 def effort_for(step: float, progress: Progress = silent) -> Effort:
@@ -73,11 +79,12 @@ def measure_share(
     aux_inputs: Sequence[torch.Tensor],
     repeats: int = REPEATS,
     known: tuple[Times, ...] = (),
+    dtype: str = "",
 ) -> Share:
     """Steps of the stage and of the AuxNet in turn, so that noise falls on both alike.
 
     known: times of the stage from before, which is then not run again. Where steps are so long that they are not
-    repeated often, a stage that has just been profiled needs no warm-up.
+    repeated often, a stage that has just been profiled needs no warm-up. dtype: of the AuxNet's autocast.
     """
     clock = Clock(next((p.device for p in stage.parameters()), torch.device("cpu")))
     own, others = list(known), list[Times]()
@@ -86,7 +93,7 @@ def measure_share(
         for turn in range(repeats + 1):
             if not known and (turn or repeats == REPEATS):
                 own.append(_step(stage, stage_inputs, clock, gradients=True))
-            others += [_step(aux, aux_inputs, clock, gradients=False) for _ in range(3 if turn else 1)]
+            others += [_step(aux, aux_inputs, clock, gradients=False, dtype=dtype) for _ in range(3 if turn else 1)]
     own = own[1:] if repeats == REPEATS and not known else own
     medians = [[statistics.median(t[i] for t in times) for i in (0, 1)] for times in (own, others[1:])]
     (forward, backward), (aux_forward, aux_backward) = medians
@@ -98,11 +105,14 @@ def measure_share(
     )
 
 
-def _step(module: TwoModeModule, inputs: Sequence[torch.Tensor], clock: Clock, gradients: bool) -> Times:
+def _step(
+    module: TwoModeModule, inputs: Sequence[torch.Tensor], clock: Clock, gradients: bool, dtype: str = ""
+) -> Times:
     """ms of forward and backward. A stage's backward goes on to its input; an AuxNet's ends at its own parameters."""
     leaves = [t.detach().requires_grad_(gradients and t.is_floating_point()) for t in inputs]
     start = clock.stamp()
-    result = module(*leaves)
+    with torch.autocast(inputs[0].device.type, getattr(torch, dtype)) if dtype else contextlib.nullcontext():
+        result = module(*leaves)
     middle = clock.stamp()
     values = [v for v in (result if isinstance(result, tuple) else (result,)) if v.requires_grad]
     ones = [torch.ones_like(v) for v in values]

@@ -26,7 +26,7 @@ from lpcompile.runtime.methods.pipelines import about_batch_norm
 from lpcompile.runtime.replay import Replay
 from lpcompile.runtime.replay_wire import open_replay
 from lpcompile.runtime.settings import Settings, settings
-from lpcompile.runtime.team import Factory, add_auxnets, add_kappanet, aux_nets, make_worker
+from lpcompile.runtime.team import Factory, add_auxnets, add_kappanet, aux_nets, make_worker, stage_net
 from lpcompile.runtime.worker import Net, Worker
 from lpcompile.schedule import Schedule
 from lpcompile.staleness import staleness
@@ -329,7 +329,10 @@ class Engine:
         target, asked = get_method(method), settings({**asdict_shallow(self.settings), **options})
         self._micro(target, asked)
         self.flush()
+        other_stages = asked.autocast != self.settings.autocast
         self.target, self.settings = target, asked
+        for w in self.workers if other_stages else ():
+            w.stage = stage_net(self.program, w.rank, asked)
         self._begin(self.target)
 
     def resume_method(self, target: str, method: str) -> None:

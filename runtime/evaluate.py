@@ -72,7 +72,7 @@ def through_auxnets(trainer: Engine, training: bool) -> Chain:
         io = own[training] if own else StageIO(stage.lams if net.io.lams else (), net.io.inputs, stage.boundary, ())
         if not io.lams:
             found.clear()  # it starts from the model's input: nothing before it is needed
-        found.append((hosts[k], Net(net.module, io)))
+        found.append((hosts[k], Net(net.module, io, dtype=net.dtype)))
     return [*found, serial(trainer, training)[-1]]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
@@ -25,10 +26,6 @@ Factory = Callable[[list[nn.Parameter]], Any]
 FIRST_SCALE = 2.0**16
 
 
-def stage_nets(program: Program) -> list[Net]:
-    return [Net(stage, stage._lp_io[True]) for stage in program.stages]
-
-
 def aux_nets(
     program: Program, given: Sequence[nn.Module] | None, recursive: bool, hosts: dict[int, int]
 ) -> dict[int, Net]:
@@ -39,12 +36,12 @@ def aux_nets(
             f"{len(modules)} AuxNets for {program.plan.K - 1} boundaries; "
             f"pass auxnets=[...] with one module a boundary, or compile the program with AuxNets"
         )
-    found = {}
+    found, dtype = {}, getattr(torch, program.plan.aux_dtype) if program.plan.aux_dtype else None
     for k, module in enumerate(modules, start=1):
         stage: StageIO = program.stages[k - 1]._lp_io[True]
         default = StageIO((), program.stages[0]._lp_io[True].inputs, stage.boundary, ()) if recursive else stage
         own = getattr(module, "_lp_io", None)
-        found[k] = Net(module, own[True] if own else default)
+        found[k] = Net(module, own[True] if own else default, dtype=dtype)
     for i, j in combinations(found, 2):
         left, right = ({id(p) for p in found[k].module.parameters()} for k in (i, j))
         if left & right and hosts[i] != hosts[j]:
@@ -91,6 +88,16 @@ def loss_of(
     return lambda found, target: loss_fn(structured(program, stage.io, found, True), target)
 
 
+def stage_net(program: Program, rank: int, settings: Settings) -> Net:
+    """A stage as it runs in training. torch.compile finds by itself what may be written in place, and under autocast
+    sums may have another dtype than what they are made of."""
+    stage = program.stages[rank]
+    net = Net(stage, stage._lp_io[True])
+    if settings.compile:
+        return compiled(net)
+    return net if settings.autocast is not None else replace(net, call=program.lean_stage(rank))
+
+
 def make_worker(
     program: Program,
     rank: int,
@@ -101,11 +108,11 @@ def make_worker(
     device: torch.device,
 ) -> Worker:
     """A rank with its stage and the optimizer of its stage. Parameters come in the model's order, a loss's own last."""
-    stage, K = stage_nets(program)[rank], program.plan.K
+    stage, K = stage_net(program, rank, settings), program.plan.K
     stage.module.to(device)
     loss = loss_of(program, stage, loss_fn) if rank == K - 1 else None
     specs = {b.index: b.specs for b in program.plan.boundaries}
-    w = Worker(rank, K, compiled(stage) if settings.compile else stage, specs, loss, device, settings, transport)
+    w = Worker(rank, K, stage, specs, loss, device, settings, transport)
     for name, ranks in program.plan.tied:
         if rank in ranks:
             w.tied[name], w.owners[name] = program.module.get_parameter(name), tuple(ranks)

@@ -34,11 +34,14 @@ class Net:
 
     module: nn.Module
     io: StageIO
-    call: Callable[..., Any] | None = None  # the module as torch.compile made it
+    call: Callable[..., Any] | None = None  # the module in another form: by torch.compile, or with less memory
+    dtype: torch.dtype | None = None  # what it computes in by autocast, where that is its own
 
     def __call__(self, lams: Sequence[Tensor], inputs: Sequence[Tensor]) -> Tensors:
         run = self.module if self.call is None else self.call
-        result = run(*lams, *(inputs[i] for i in self.io.inputs))
+        given = (*lams, *(inputs[i] for i in self.io.inputs))
+        with torch.autocast(given[0].device.type, self.dtype) if self.dtype else contextlib.nullcontext():
+            result = run(*given)
         return result if isinstance(result, tuple) else (result,)
 
 

@@ -186,6 +186,21 @@ def test_training_steps_and_evaluation_are_the_models_own(recipe: Recipe, K: int
         assert_same(serial_step(twin, call, seed=3), serial_step(program, call, seed=3))
 
 
+@examples(12)
+@given(recipes(), st.integers(1, 2), batches)
+def test_stages_that_write_in_place_are_still_the_model(recipe: Recipe, K: int, batch: int) -> None:
+    model, twin, call = fresh(recipe, batch)
+    program = compiled(model, K, call)
+    lean = tuple(program.lean_stage(k) or stage for k, stage in enumerate(program.stages))
+    for state, done in program._lp_variants.items():
+        program._lp_variants[state] = done._replace(stages=lean)
+    for seed in range(2):
+        call = recipe.call(batch, seed=seed + 10)
+        assert_same(serial_step(twin, call, seed), serial_step(program, call, seed))
+        descend(twin)
+        descend(program)
+
+
 @examples(16)
 @given(recipes(), stage_counts, batches)
 def test_stages_cut_apart_give_the_models_gradients(recipe: Recipe, K: int, batch: int) -> None:
