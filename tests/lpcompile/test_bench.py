@@ -246,7 +246,15 @@ def test_a_quick_run_of_everybody(tmp_path, capsys):
 def test_a_contender_that_cannot_run_does_not_stop_the_others(tmp_path, capsys):
     """FSDP refuses weights that lie channels last; the others go on with them, torch's pipelines included."""
     file = tmp_path / "b.json"
-    given = ["--contenders", "ddp,fsdp,torch-1f1b,penalty", "--channels-last", "--transfer", "bf16"]
+    given = [
+        "--contenders",
+        "ddp,fsdp,torch-1f1b,penalty",
+        "--channels-last",
+        "--transfer",
+        "bf16",
+        "--aux-dtype",
+        "bf16",
+    ]
     assert main(["bench", "resnet20", *given, "--quick", "--batch", "6", "--input", "3x8x8", "--json", str(file)]) == 0
     found = Bench.from_json(json.loads(file.read_text()))
     assert "contiguous weights only" in found.rows[2].why
@@ -254,7 +262,7 @@ def test_a_contender_that_cannot_run_does_not_stop_the_others(tmp_path, capsys):
     # λ and p, of half the bytes each, are together what torch's ranks count for one float32 boundary
     assert sum(r["sent"] for r in found.row("penalty").ranks) == found.row("torch-1f1b").ranks[0]["sent"]
     out = capsys.readouterr().out
-    assert "sgd, channels last, bf16 transfers" in out and "cannot: FSDP shards" in out
+    assert "sgd, channels last, bf16 transfers, bf16 AuxNets" in out and "cannot: FSDP shards" in out
 
 
 def test_an_odd_batch_has_no_two_halves_for_ddp():

@@ -141,6 +141,7 @@ def test_a_plan_that_was_changed_by_hand_says_where(command, path, value, messag
         ["--aux-budget", "0"],
         ["--aux", "tied"],
         ["--aux-init", "copy"],
+        ["--aux-dtype", "bf16"],
         ["--memory-limit", "4"],
         ["--cut", "u3"],
         ["--together", "u1..u2"],

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 import lpcompile
@@ -345,6 +346,7 @@ def test_a_plan_of_another_model_is_refused() -> None:
         ({"aux": "tight"}, r"aux='tight' is not one of derived, tied"),
         ({"aux_init": "warm"}, r"aux_init='warm' is not one of fresh, copy, consistent"),
         ({"init": "zero"}, r"init='zero' is neither"),
+        ({"aux_dtype": torch.float16}, r"aux_dtype is float16, and AuxNets compute as the model does"),
         ({"auxnet": factory, "aux": "tied"}, r"drop one of the two"),
         ({"auxnet": factory, "init": "consistent"}, r"aux_init='consistent' cannot apply"),
     ],
@@ -378,3 +380,43 @@ def test_a_stage_can_be_derived_by_itself() -> None:
     assert program.auxnets == ()
     aux = derive(program.stages[0], budget=0.4)
     assert isinstance(aux, AuxNet) and aux.record.kept and 0 < aux.record.forward_share <= 0.4
+
+
+def test_bfloat16_auxnets_are_the_same_ones_and_nothing_else_is_rounded() -> None:
+    torch.manual_seed(0)
+    model, x = lpcompile.models.resnet20(), torch.randn(4, 3, 16, 16)
+    options: dict[str, Any] = {"example_inputs": x, "cost": "flops", "aux_init": "copy"}
+    full = lpcompile.parallelize(model, 2, **options)
+    half = lpcompile.parallelize(model, 2, aux_dtype=torch.bfloat16, **options)
+    assert (full.plan.aux_dtype, half.plan.aux_dtype) == ("", "bfloat16")
+    assert full.plan.boundaries == half.plan.boundaries and ", bfloat16 " in str(half.plan)
+    assert lpcompile.Plan.from_json(half.plan.to_json()) == half.plan
+    assert lpcompile.parallelize(model, plan=half.plan, **options).plan.aux_dtype == "bfloat16"
+    lams = []
+    for program in (full, half):
+        trainer = program.trainer(F.cross_entropy, optimizer=lambda ps: torch.optim.SGD(ps, 0.0), method="penalty")
+        worker, net = trainer.workers[0], trainer.auxnets[1]
+        lams.append(worker.cast(1, net((), [x]))[0].detach())
+        assert {p.dtype for w in trainer.workers for p in w.stage.module.parameters()} == {torch.float32}
+        assert {p.dtype for p in net.module.parameters()} == {torch.float32}
+    assert lams[0].dtype == lams[1].dtype == torch.float32
+    off = float((lams[0] - lams[1]).square().sum() / lams[0].square().sum())
+    assert 0 < off < 1e-3, off
+
+
+def test_a_measured_plan_has_what_bfloat16_auxnets_take_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The budget is met as without it; the plan then has the time that was measured with it."""
+    from lpcompile import aux
+
+    asked: list[str] = []
+
+    def measured(stage: Any, net: Any, stage_inputs: Any, aux_inputs: Any, repeats: Any, known: Any, dtype: str) -> Any:
+        asked.append(dtype)
+        return aux.Share(*((0.04,) * 3 if dtype else (0.1,) * 3))
+
+    monkeypatch.setattr(aux, "measure_share", measured)
+    torch.manual_seed(0)
+    x = torch.randn(4, 3, 16, 16)
+    plan = lpcompile.parallelize(lpcompile.models.resnet20(), 2, example_inputs=x, aux_dtype=torch.bfloat16).plan
+    assert asked[0] == "" and asked[-1] == "bfloat16"
+    assert plan.boundaries[0].aux is not None and plan.boundaries[0].aux.share == 0.04

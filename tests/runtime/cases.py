@@ -60,6 +60,8 @@ CASES = [
     Case("channels last, l-infinity", "penalty", {"psi": "linf"}, "resnet, channels last"),
     Case("bfloat16 on the wire", "multiplier", {"micro": 2, "transfer": torch.bfloat16}, hosts=1),
     Case("bfloat16 on the wire, channels last", "penalty", {"transfer": torch.bfloat16}, "resnet, channels last"),
+    Case("AuxNets in bfloat16", "multiplier", {"micro": 2}, "resnet, bfloat16 AuxNets"),
+    Case("AuxNets in bfloat16, recomputed stages", "penalty", {"checkpoint": True}, "resnet, bfloat16 AuxNets"),
     Case("AuxNets tied to their stages", "multiplier", {"micro": 2}, "tied resnet"),
     Case("dgl", "dgl", {"micro": 2}),
     Case("dgl, dropout, clipped globally", "dgl", {"clip_scope": "global", "accumulate": 2}, "dropout"),
@@ -94,11 +96,15 @@ def train(case: Case, K: int) -> dict[str, Any]:
     if "resnet" in case.model:
         data = [(x.repeat(1, 32).view(len(x), 3, 8, 8), y) for x, y in data]
     models = {"wide": Wide, "routed": Routed, "dropout": lambda: norm_mlp(dropout=0.2), "norm": norm_mlp,
-              "resnet": resnet, "tied resnet": resnet,
+              "resnet": resnet, "tied resnet": resnet, "resnet, bfloat16 AuxNets": resnet,
               "resnet, channels last": lambda: resnet().to(memory_format=torch.channels_last)}  # fmt: skip
     torch.manual_seed(0)
     hosts = random_hosts(K, case.hosts) if case.hosts else None
-    how = {"init": "consistent", "aux": "tied" if "tied" in case.model else "derived"} if "resnet" in case.model else {}
+    how: dict[str, Any] = {}
+    if "resnet" in case.model:
+        how = {"init": "consistent", "aux": "tied" if "tied" in case.model else "derived"}
+    if "bfloat16" in case.model:
+        how["aux_dtype"] = torch.bfloat16
     program = compiled(models[case.model](), K, data[0][0], hosts, max_width=3, **how)
     loss = (lambda out, y: F.cross_entropy(out["logits"], y)) if case.model == "wide" else F.cross_entropy
     auxnets = None if "resnet" in case.model else any_auxnets(program)
