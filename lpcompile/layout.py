@@ -139,10 +139,12 @@ def _measured(
     for _ in range(1 if effort.slow else 2):
 
         def price(made: Sequence[Made], split: Partition = split) -> Partition:
-            return _hosted(costs, split, _terms(options, [m.total for m in made]))
+            return _hosted(costs, split, _terms(options, _run(made, split, options.method, costs)))
 
         fitted, real = fit_auxnets(model, stages, prices, options.aux, tensors, effort, price)
-        again = partition(costs, split.K, **{**options.planner(), "aux_budget": [m.total for m in fitted]})
+        again = partition(
+            costs, split.K, **{**options.planner(), "aux_budget": _run(fitted, split, options.method, costs)}
+        )
         bound = min(real.step, split.lower_bound, again.lower_bound)
         tried.append(Layout(replace(real, lower_bound=bound), stages, fitted))
         if again.cuts == split.cuts or again.step > real.step * WORTH_MEASURING:
@@ -154,6 +156,18 @@ def _measured(
 def _as_measured(costs: Profile, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     """As many samples as the units were measured with."""
     return resized(tensors, costs.samples) if costs.samples else tensors
+
+
+def _run(made: Sequence[Made], best: Partition, method: str, costs: Profile) -> list[float]:
+    """What AuxNets take of their stages' time; `multiplier` runs their forwards twice where batches are not cut."""
+    shares = [m.total for m in made]
+    if method != "multiplier" or costs.part < 1:
+        return shares
+    ends = [0, *best.cuts]
+    for k, m in enumerate(made):
+        forward = sum(u.forward for u in costs.units[ends[k] : ends[k + 1]]) / (best.costs[k] or 1.0)
+        shares[k] += m.forward * forward
+    return shares
 
 
 def begin(captured: Captured, layout: Layout, tensors: list[torch.Tensor], options: Options) -> Layout:

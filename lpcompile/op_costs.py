@@ -55,7 +55,8 @@ class Costs:
         if op == "aux_forward":
             return self.aux_forward.get(k, 0.0)
         if op == "distil":
-            return self.aux_backward.get(k, 0.0)
+            again = 0.0 if any(ref.kind == "aux" for ref in item.reads) else self.aux_forward.get(k, 0.0)
+            return again + self.aux_backward.get(k, 0.0)
         if op == "head":
             return self.aux_forward.get(k, 0.0) + self.aux_backward.get(k, 0.0)
         if op in BOUNDARY_PASSES:

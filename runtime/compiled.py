@@ -50,7 +50,7 @@ def compile_now(trainer: Engine, parts: Sequence[MicroBatch]) -> None:
                     last = trainer.channels_last
                     _run(w, w.stage, batch, last, [True, *([False] if trainer.method.name == "fr" else [])])
                     for net in w.auxnets.values():
-                        _run(w, net, batch, last, [True])
+                        _run(w, net, batch, last, [True, False])
         if patient is not None:
             dist.barrier(group=patient)
             dist.destroy_process_group(patient)

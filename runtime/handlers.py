@@ -22,10 +22,13 @@ Handler = Callable[[Worker, Instruction, int], Iterator[None] | None]
 
 
 def aux_forward(w: Worker, item: Instruction, slot: int) -> None:
-    """λ_k = AuxNet_{k-1}(λ_{k-1}); the graph is kept, and which weights it was made with."""
+    """λ_k = AuxNet_{k-1}(λ_{k-1}); where the schedule says so the graph is kept, and which weights it was made with."""
     k = item.boundary
-    made = w.run_aux(k, slot)
-    w.values["aux", k, slot] = (made, versions.now(w.aux_trained[k]))
+    keep = any(ref.kind == "aux" for ref in item.writes)
+    with torch.set_grad_enabled(keep):
+        made = w.run_aux(k, slot)
+    if keep:
+        w.values["aux", k, slot] = (made, versions.now(w.aux_trained[k]))
     w.values["lam", k, slot] = with_noise(w, k, tuple(t.detach() for t in made))
 
 
@@ -137,7 +140,11 @@ def correct(w: Worker, item: Instruction, slot: int) -> None:
 def distil(w: Worker, item: Instruction, slot: int) -> None:
     """One backward through the AuxNet with g: the gradient step of a regression on the corrected λ."""
     k = item.boundary
-    made, weights = w.values["aux", k, slot]
+    if any(ref.kind == "aux" for ref in item.reads):
+        made, weights = w.values["aux", k, slot]
+    else:
+        with w.statistics_kept(w.auxnets[k].module):
+            made, weights = w.run_aux(k, slot), versions.now(w.aux_trained[k])
     gradients = times(w.rescale(slot), w.values["g", k, slot])
     pairs = [(t, g) for t, g in zip(w.pick(k, made), gradients, strict=True) if t.requires_grad]
     if pairs:

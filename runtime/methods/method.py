@@ -116,9 +116,9 @@ class Layout:
         for k in self.receives(b.rank):
             b.recv("lam", k, slot, self.hosts[k])
 
-    def make_lams(self, b: Builder, slot: int, op: str = "aux_forward") -> set[int]:
+    def make_lams(self, b: Builder, slot: int, op: str = "aux_forward", keep: bool = True) -> set[int]:
         """The AuxNets of this rank (or its stores), and their λ on the way; gives the boundaries whose λ was waited
-        for."""
+        for. keep: their graphs, for what they will learn."""
         waited = set()
         for k in self.hosted(b.rank):
             reads = []
@@ -127,7 +127,7 @@ class Layout:
                 if self.hosts[k - 1] != b.rank and k - 1 not in waited:
                     b.wait("lam", k - 1, slot)
                     waited.add(k - 1)
-            b.do(op, slot, k, reads, [("lam", k), *([("aux", k)] if op == "aux_forward" else [])])
+            b.do(op, slot, k, reads, [("lam", k), *([("aux", k)] if keep and op == "aux_forward" else [])])
             for target in self.targets(k):
                 b.send("lam", k, slot, target)
         return waited

@@ -11,8 +11,9 @@ the p that rank r+1 made in the slot before, then the forward of the next one fr
 
 Optimizers step between a backward and the next forward, so forward and backward of a micro-batch see the same weights
 and only one graph is alive. λ of the step's next micro-batch is made before a forward, so that no rank waits for it. An
-AuxNet learns late, with β ∂ψ/∂λ_k + p_k, through the graph and the weights that made λ_k: both are small, and are kept
-until then (`runtime.versions`).
+AuxNet learns late, with β ∂ψ/∂λ_k + p_k, through the graph and the weights that made λ_k, which are kept until then
+(`runtime.versions`). Where a micro-batch is the whole batch, that would be a graph of a whole batch more than all else
+that a rank holds: the AuxNet's small forward is run again instead.
 With `lockstep` nothing is skewed: backwards wait for each other, as in plain training.
 """
 
@@ -75,11 +76,11 @@ def last_rank_slot(b: Builder, slot: int, layout: Layout, options: ScheduleOptio
     layout.post_lams(b, slot)
     if above:
         b.recv("X", r, slot, r - 1)
-    waited = layout.make_lams(b, slot)
+    waited = layout.make_lams(b, slot, keep=options.micro > 1)
     decoupled_forward(b, slot, layout, waited)
     _backward(b, slot, layout)
     if above:
-        _correct_above(b, slot - 1)
+        _correct_above(b, slot - 1, None if options.micro > 1 else layout)
     if slot == options.micro - 1:
         finish(b, options)
 
@@ -88,10 +89,11 @@ def skewed_slot(b: Builder, slot: int, layout: Layout, options: ScheduleOptions)
     r = b.rank
     delay = layout.K - 1 - r
     above, below = layout.hosts.get(r) == r, layout.hosts[r + 1] == r
+    again = None if options.micro > 1 else layout
 
     def make_lams(slot: int) -> None:
         layout.post_lams(b, slot)
-        layout.make_lams(b, slot)
+        layout.make_lams(b, slot, keep=options.micro > 1)
 
     b.recv("p", r + 1, slot + 1 - delay, r + 1)  # rank r+1 makes it in this slot, it is used in the next
     if above:
@@ -102,9 +104,9 @@ def skewed_slot(b: Builder, slot: int, layout: Layout, options: ScheduleOptions)
         b.wait("lam", r + 1, slot - delay)
     _backward(b, slot - delay, layout)
     if below:
-        correct(b, slot - delay, r + 1, "distil")
+        correct(b, slot - delay, r + 1, "distil", again=again)
     if above:
-        _correct_above(b, slot - delay - 1)
+        _correct_above(b, slot - delay - 1, again)
     if slot == options.micro - 1:
         finish(b, options)
     else:
@@ -125,12 +127,12 @@ def _backward(b: Builder, slot: int, layout: Layout) -> None:
         b.send("p", r, slot, r - 1)
 
 
-def _correct_above(b: Builder, slot: int) -> None:
+def _correct_above(b: Builder, slot: int, again: Layout | None = None) -> None:
     """Rank r makes λ_r and has p_r; X_r has come from below."""
     r = b.rank
     b.wait("X", r, slot)
     b.do("penalize", slot, r, [("lam", r), ("X", r)], [("d", r)])
-    correct(b, slot, r, "distil")
+    correct(b, slot, r, "distil", again=again)
 
 
 def adjoint(t: Terms) -> Tensors:

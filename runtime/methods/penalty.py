@@ -107,13 +107,16 @@ def decoupled_backward(b: Builder, slot: int, layout: Layout, kappa: str) -> Non
         b.send("p", r, slot, r - 1)
 
 
-def correct(b: Builder, slot: int, k: int, learn: str, kappa: bool = False) -> None:
-    """The correction of λ_k, and its AuxNet (or store) learning it."""
+def correct(b: Builder, slot: int, k: int, learn: str, kappa: bool = False, again: Layout | None = None) -> None:
+    """The correction of λ_k, and its AuxNet (or store) learning it. again: the AuxNet runs again, for nothing of its
+    first run is left."""
     b.do("correct", slot, k, [("d", k), ("p", k), *([("kappa", k)] if kappa else [])], [("g", k)])
     if learn == "store":
         b.do("store", slot, k, [("g", k), ("lam", k), ("X", k)])
-    else:
+    elif again is None:
         b.do("distil", slot, k, [("g", k), ("aux", k)])
+    else:
+        b.do("distil", slot, k, [("g", k), *([("lam", k - 1)] if again.chain and k > 1 else [])])
 
 
 def adjoint(t: Terms) -> Tensors:
