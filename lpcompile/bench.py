@@ -211,6 +211,8 @@ def _start(row: Row, request: Request, planned: Planned) -> Team:
         raise UsageError(f"a batch of {request.batch} has no {request.K} equal parts")
     if name == FSDP and request.channels_last:
         raise UsageError("FSDP shards contiguous weights only")
+    if name == "torch-zb" and request.compile:
+        raise UsageError("torch's zero-bubble schedule takes no stages that torch.compile made")
     world = 1 if name in (PLAIN, THREADS) else request.K
     _check_memory(COPIES * planned.parameter_bytes * (world if name in (LIMIT, DDP) else 1))
     return Team(name, task, plan, request.timeout)

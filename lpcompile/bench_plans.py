@@ -7,7 +7,7 @@ machine has cores.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -23,6 +23,7 @@ from lpcompile.runtime import launch
 
 STAGES = (2, 3, 4, 6, 8, 12, 16)
 SCALED = ("1f1b", "zb", "pipedream", "penalty", "multiplier")  # what the simulator is asked about
+MORE_CORES = replace(THIS_MACHINE, name="this machine with more cores", gpus=max(STAGES))
 
 
 @dataclass(frozen=True)
@@ -84,13 +85,13 @@ def _plan_all(task: Task, methods: tuple[str, ...], cost: str) -> dict[str, Any]
 
 
 def _scaling(plans: dict[str, Plan]) -> list[dict[str, Any]]:
-    """ρ by K and method, each from the plan that has its costs (of AuxNets, too)."""
+    """ρ by K and method, each from the plan that has its costs (of AuxNets, too), on a machine with as many cores."""
     found: list[dict[str, Any]] = []
     for K in STAGES:
         line: dict[str, Any] = {"K": K}
         for method in SCALED:
             plan = plans.get(method)
-            one = row(plan, THIS_MACHINE, K, method) if plan is not None and len(plan.units) >= K else None
+            one = row(plan, MORE_CORES, K, method) if plan is not None and len(plan.units) >= K else None
             if one is not None:
                 line[method] = one.rho
         if len(line) > 1:

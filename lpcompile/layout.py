@@ -32,7 +32,7 @@ from lpcompile.program import on_meta
 
 ROUNDS = 3  # of splitting by what the AuxNets really cost
 WORTH_IT = 0.97  # another round must promise to shorten the step to this share
-WORTH_MEASURING = 0.985  # and one in which AuxNets are measured again, to this
+WORTH_MEASURING = 0.99  # and one in which AuxNets are measured again, to this
 
 
 @dataclass(frozen=True)

@@ -46,6 +46,6 @@ def rank_memory(plan: Plan, schedule: Schedule, share: float = 1.0) -> list[floa
         )
         beside = [plan.units[plan.stages[k - 1].last].output_bytes for k in (r, r + 1) if 1 <= k < plan.K]
         buffers = schedule.depth[r] * sum(beside)
-        graphs = alive(schedule, r) * stage.saved_bytes + alive(schedule, r, "aux") * aux
+        graphs = alive(schedule, r) * stage.saved_bytes + max(1, alive(schedule, r, "aux")) * aux
         found.append(state + part * (graphs + buffers))
     return found

@@ -268,3 +268,8 @@ def test_a_contender_that_cannot_run_does_not_stop_the_others(tmp_path, capsys):
 def test_an_odd_batch_has_no_two_halves_for_ddp():
     with pytest.raises(UsageError, match="a batch of 5 has no 2 equal parts"):
         _start(Row("ddp"), Request("resnet20", batch=5), Planned({}, {}, 0))
+
+
+def test_torchs_zero_bubble_takes_no_compiled_stages():
+    with pytest.raises(UsageError, match="torch's zero-bubble schedule takes no stages that torch.compile made"):
+        _start(Row("torch-zb"), Request("resnet20", compile=True), Planned({}, {}, 0))
