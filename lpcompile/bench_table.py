@@ -25,8 +25,7 @@ def text(found: Bench) -> str:
     if found.scaling:
         methods = [m for m in found.scaling[-1] if m != "K"] or [m for m in found.scaling[0] if m != "K"]
         lines = [[str(s["K"]), *(f"{s[m]:.2f}" if m in s else NONE for m in methods)] for s in found.scaling]
-        parts.append("ρ for more stages, simulated from the measured costs on a machine like this with K cores; the limit "
-                     "is K:")  # fmt: skip
+        parts.append("ρ for more stages, simulated from the measured costs on a machine like this with K cores:")
         parts.append(markdown(["K", *methods], lines))
     return "\n\n".join([*parts, "\n".join(f"- {note}" for note in notes(found))])
 
