@@ -37,6 +37,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("lpcompile")
 WARMUP = 200  # exact steps at most, where AuxNets do not start consistently and nobody says how many
+ROUNDED = (
+    "'multiplier' with AuxNets in bfloat16 has collapsed at high learning rates where it trained with float32 ones; "
+    "watch the violation, lower the rate, or use method='penalty', which trains alike with both"
+)
 Prepared = tuple[Schedule, dict[int, tuple[Op, ...]]]
 
 
@@ -148,6 +152,8 @@ class Engine:
     def _begin(self, target: Method) -> None:
         """Have what the method needs, and start it, with a warm-up where that is asked for."""
         s = self.settings
+        if target.name == "multiplier" and self.plan.aux_dtype:
+            self._say(ROUNDED)
         if target.aux == "auxnet" and self.plan.K > 1 and not self.auxnets:
             self._add_auxnets()
         if target.heads and self.plan.K > 1 and not self.heads:

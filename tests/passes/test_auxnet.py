@@ -404,6 +404,15 @@ def test_bfloat16_auxnets_are_the_same_ones_and_nothing_else_is_rounded() -> Non
     assert 0 < off < 1e-3, off
 
 
+@pytest.mark.parametrize(("method", "warned"), [("multiplier", True), ("penalty", False)])
+def test_a_pair_that_has_collapsed_is_warned_of(method: str, warned: bool, caplog: pytest.LogCaptureFixture) -> None:
+    options: dict[str, Any] = {"example_inputs": torch.randn(4, 3, 16, 16), "cost": "flops", "gate": False}
+    program = lpcompile.parallelize(models.resnet20(), 2, aux_dtype=torch.bfloat16, method=method, **options)
+    with caplog.at_level("WARNING", logger="lpcompile"):
+        program.trainer(F.cross_entropy, optimizer=lambda ps: torch.optim.SGD(ps, 0.1))
+    assert ("collapsed at high learning rates" in caplog.text) == warned
+
+
 def test_a_measured_plan_has_what_bfloat16_auxnets_take_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """The budget is met as without it; the plan then has the time that was measured with it."""
     from lpcompile import aux
