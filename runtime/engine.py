@@ -152,8 +152,6 @@ class Engine:
     def _begin(self, target: Method) -> None:
         """Have what the method needs, and start it, with a warm-up where that is asked for."""
         s = self.settings
-        if target.name == "multiplier" and self.plan.aux_dtype:
-            self._say(ROUNDED)
         if target.aux == "auxnet" and self.plan.K > 1 and not self.auxnets:
             self._add_auxnets()
         if target.heads and self.plan.K > 1 and not self.heads:
@@ -216,6 +214,7 @@ class Engine:
         self.method = method
         self.low = self.slot
         self.micro = self._micro(method, self.settings)
+        self._say(ROUNDED if method.name == "multiplier" and self.plan.aux_dtype else "")
         self._say(about_batch_norm(method.name, self.program.module, self.micro, self.plan.batch))
         self.schedule, _ = self._prepared = self._prepare(method)
         self._exact = self._prepare(get_method("warmup-stored")) if method.name == "penalty-stored" else None
