@@ -214,7 +214,7 @@ class Engine:
         self.method = method
         self.low = self.slot
         self.micro = self._micro(method, self.settings)
-        self._say(ROUNDED if method.name == "multiplier" and self.plan.aux_dtype else "")
+        self._say(ROUNDED if self.target.name == "multiplier" and self.plan.aux_dtype else "")
         self._say(about_batch_norm(method.name, self.program.module, self.micro, self.plan.batch))
         self.schedule, _ = self._prepared = self._prepare(method)
         self._exact = self._prepare(get_method("warmup-stored")) if method.name == "penalty-stored" else None
