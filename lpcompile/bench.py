@@ -8,15 +8,20 @@ that a machine that becomes slow is slow for all of them, and everything is a me
 from __future__ import annotations
 
 import os
+import signal
 import statistics
 import sys
+import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
 
 from lpcompile import sources
 from lpcompile.bench_contenders import CONTENDERS, DDP, FSDP, LIMIT, PLAIN, THREADS, TORCH, micro_choices
@@ -25,6 +30,7 @@ from lpcompile.bench_task import BATCHES, Task
 from lpcompile.bench_team import Team
 from lpcompile.compare import machine
 from lpcompile.errors import LpError, TrainingError, UsageError
+from lpcompile.passes.batch import batch_size
 from lpcompile.runtime import launch
 from lpcompile.runtime.methods import METHODS
 from lpcompile.sources.inputs import closest
@@ -76,6 +82,10 @@ class Request:
             raise UsageError(f"--batch {self.batch} --steps {self.steps}: both are numbers of 1 or more")
         if self.optimizer not in ("sgd", "adamw"):
             raise UsageError(f"--optimizer {self.optimizer} is not one of sgd, adamw")
+        if not self.timeout > 0:
+            raise UsageError(f"--timeout {self.timeout:g}: give seconds, more than 0")
+        if self.device.partition(":")[0] not in ("cpu", "cuda"):
+            raise UsageError(f"--device {self.device} is neither cpu nor cuda")
         if launch.torchrun_rank() is not None:
             raise UsageError("bench starts its own processes, K for each contender: run it without torchrun")
 
@@ -95,7 +105,7 @@ class Row:
     why: str = ""
     step: list[float] = field(default_factory=list)
     steps: int = 0
-    rho: float = 0.0
+    rho: float | None = None  # without plain training's step there is none
     of_limit: float | None = None
     rate: float = 0.0
     micro: int = 1
@@ -170,20 +180,35 @@ def bench(found: Bench, tell: Callable[[str], None] = lambda _: None) -> None:
                 tell(f"{label}: {row.why.splitlines()[0]}")
         rounds = -(-request.steps // BLOCK)
         for number in range(rounds):
-            tell(f"round {number + 1} of {rounds}: {min(BLOCK, request.steps)} steps of each of {len(teams)}")
+            steps = min(BLOCK, request.steps - number * BLOCK)
+            tell(f"round {number + 1} of {rounds}: {steps} steps of each of {len(teams)}")
             order = list(found.rows)
             for row in order[number % len(order) :] + order[: number % len(order)]:
                 if row.name in teams:
                     with _noting(row, teams, tell):
-                        teams[row.name].blocks.append(teams[row.name].team.ask("block", min(BLOCK, request.steps)))
-        for row in found.rows:
-            if row.name in teams:
-                _measure(row, teams[row.name].blocks, request)
-        _compare(found)
+                        teams[row.name].blocks.append(teams[row.name].team.ask("block", steps))
         _checkpoint(found, teams, tell)
     finally:
-        for one in teams.values():
-            one.team.end()
+        with _undisturbed():
+            for row in found.rows:  # also what was measured until Ctrl-C
+                if row.name in teams:
+                    _measure(row, teams[row.name].blocks, request)
+            _compare(found)
+            for one in teams.values():
+                one.team.end()
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """A second Ctrl-C does not keep the first one's from ending all processes."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 class _noting(suppress):
@@ -204,9 +229,10 @@ class _noting(suppress):
 
 def _start(row: Row, request: Request, planned: Planned) -> Team:
     name, task = row.name, request.task
-    plan = planned.plans.get(TORCH.get(name, name))
-    if name in planned.refused:
-        raise UsageError(planned.refused[name])
+    method = TORCH.get(name, name)
+    plan = planned.plans.get(method)
+    if method in planned.refused:
+        raise UsageError(planned.refused[method])
     if name in (DDP, FSDP) and request.batch % request.K:
         raise UsageError(f"a batch of {request.batch} has no {request.K} equal parts")
     if name == FSDP and request.channels_last:
@@ -263,7 +289,8 @@ def _measure(row: Row, blocks: list[list[dict[str, Any]]], request: Request) -> 
     if not samples:
         return
     low, _, high = statistics.quantiles(samples, n=4) if len(samples) > 1 else [samples[0]] * 3
-    row.step, row.steps = [statistics.median(samples), low, high], len(blocks) * len(blocks[0][0]["ends"][1:])
+    row.step = [statistics.median(samples), low, high]
+    row.steps = sum(len(answers[0]["ends"]) - 1 for answers in blocks)
     trained = request.batch * (request.K if row.name == LIMIT else 1)
     row.rate = 1e3 * trained / row.step[0]
     row.ranks = [_rank([answers[r] for answers in blocks], row.name) for r in range(len(blocks[0]))]
@@ -298,7 +325,7 @@ def _compare(found: Bench) -> None:
         if row.step:
             row.rho = plain.step[0] / row.step[0] * (found.request.K if row.name == LIMIT else 1)
     for row in found.rows:
-        if row.step and limit is not None:
+        if row.rho is not None and limit is not None and limit.rho is not None:
             row.of_limit = row.rho / limit.rho
 
 
@@ -308,12 +335,11 @@ def _checkpoint(found: Bench, teams: dict[str, _Measured], tell: Callable[[str],
     name = "multiplier" if "multiplier" in ours else ours[0] if ours else None
     if name is None:
         return
-    row = found.row(name)
-    if row is not None:
-        found.start |= {"build": row.built, "first step": row.first}
-        with _noting(row, teams, tell):
-            answers = teams[name].team.ask("save")
-            found.start |= {f"checkpoint {what}": max(a[what] for a in answers) for what in ("save", "load")}
+    row = next(row for row in found.rows if row.name == name)
+    found.start |= {"build": row.built, "first step": row.first}
+    with _noting(row, teams, tell):
+        answers = teams[name].team.ask("save")
+        found.start |= {f"checkpoint {what}": max(a[what] for a in answers) for what in ("save", "load")}
 
 
 def progress() -> Callable[[str], None]:
@@ -327,6 +353,13 @@ def progress() -> Callable[[str], None]:
 
 
 def check_model(request: Request) -> None:
-    """That there is such a model, told before processes are started."""
-    sources.load(request.model, batch=request.batch, input_shape=request.input, device="meta",
-                 channels_last=request.channels_last)  # fmt: skip
+    """That there is such a model and that it takes such batches, told before processes are started."""
+    source = sources.load(request.model, batch=request.batch, input_shape=request.input, device="meta",
+                          channels_last=request.channels_last)  # fmt: skip
+    leaves = pytree.tree_leaves((source.example_args, source.example_kwargs))
+    given = batch_size([t for t in leaves if isinstance(t, torch.Tensor)])
+    if given not in (None, request.batch):
+        raise UsageError(
+            f"{request.model} gives example inputs of {given} samples, not of {request.batch}; ask for --batch "
+            f"{given}, or let example_inputs be a function of `batch`"
+        )

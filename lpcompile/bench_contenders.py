@@ -23,6 +23,7 @@ from lpcompile.compare_runners import MADE
 from lpcompile.compare_timeline import kind_of
 from lpcompile.compile import parallelize
 from lpcompile.errors import UsageError
+from lpcompile.passes.untouched import untouched
 from lpcompile.pipelining import SCHEDULES, micro_batches
 from lpcompile.plan import Plan
 from lpcompile.program import Program
@@ -111,7 +112,7 @@ def make(name: str, task: Task, plan: Plan | None) -> Contender:
         return Plain(given, task.compile)
     rank, world = dist.get_rank(), dist.get_world_size()
     if name == DDP:
-        found = Plain(given, task.compile, _ddp_bf16 if task.transfer else _ddp, (rank, world))
+        found = Plain(given, task.compile, lambda _: _ddp(given, task.transfer), (rank, world))
         found.buckets = _nbytes(given.model)
         found.sent = round(2 * (world - 1) / world * found.buckets / (2 if task.transfer else 1))  # a ring
         return found
@@ -129,15 +130,20 @@ def make(name: str, task: Task, plan: Plan | None) -> Contender:
     return Ours(given, program, name, task.compile, task.transfer)
 
 
-def _ddp(model: nn.Module) -> nn.Module:
-    return nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
+def _ddp(given: Work, transfer: str | None) -> nn.Module:
+    """Looking for parameters without a gradient takes time in every step, so it does that only where there are some."""
+    x, y, _ = given.batches[0]
+    part = slice_of((x, y), dist.get_rank(), dist.get_world_size())
+    with untouched(given.model):
+        torch.autograd.backward(loss(call(given.model, part[0]), part[1]))
+        unused = any(p.grad is None for p in given.model.parameters() if p.requires_grad)
+    found = nn.parallel.DistributedDataParallel(
+        given.model, gradient_as_bucket_view=True, find_unused_parameters=unused
+    )
+    if transfer:
+        from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 
-
-def _ddp_bf16(model: nn.Module) -> nn.Module:
-    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
-
-    found = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
-    found.register_comm_hook(None, bf16_compress_hook)
+        found.register_comm_hook(None, bf16_compress_hook)
     return found
 
 
@@ -168,4 +174,5 @@ def micro_choices(name: str, plan: Plan) -> list[int]:
     for micro in (plan.K, 2 * plan.K, 4 * plan.K, 8 * plan.K):
         with contextlib.suppress(UsageError):
             found.append(micro_batches(method, plan.K, plan.batch, micro))
-    return found
+    # a BatchNorm may refuse single samples, and they are nobody's fastest
+    return [micro for micro in found if plan.batch // micro > 1] or found[:1]

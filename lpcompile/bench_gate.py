@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -75,9 +76,13 @@ def _rule(given: Any, where: str) -> Rule:
     if given["value"] not in VALUES:
         raise UsageError(f"{where}: value {given['value']!r} is not one of {', '.join(VALUES)}")
     bounds = [given.get("least"), given.get("most")]
-    if sum(b is not None for b in bounds) != 1 or not all(isinstance(b, (int, float)) for b in bounds if b is not None):
+    if sum(b is not None for b in bounds) != 1 or not all(_is_number(b) for b in bounds if b is not None):
         raise UsageError(f"{where}: give one number, least or most")
     return Rule(**given)
+
+
+def _is_number(given: Any) -> bool:
+    return isinstance(given, (int, float)) and not isinstance(given, bool) and math.isfinite(given)
 
 
 def judge(found: Bench, rules: tuple[Rule, ...]) -> list[Judged]:
@@ -88,7 +93,10 @@ def judge(found: Bench, rules: tuple[Rule, ...]) -> list[Judged]:
         if one is None or other is None:
             judged.append(Judged(rule, None, False))
             continue
-        value = one.rho / other.rho if rule.value == "rho" else one.peak / other.peak
+        value = _ratio(one, other, rule.value)
+        if value is None:
+            judged.append(Judged(rule, None, False))
+            continue
         holds = value >= rule.least if rule.least is not None else value <= (rule.most or 0.0)
         judged.append(Judged(rule, value, holds))
     return judged
@@ -98,7 +106,13 @@ def _other(found: Bench, name: str) -> Row | None:
     if name != "torch":
         return found.row(name)
     rows = [row for row in (found.row(t) for t in TORCH) if row is not None]
-    return max(rows, key=lambda row: row.rho, default=None)
+    return max(rows, key=lambda row: row.rho or 0.0, default=None)
+
+
+def _ratio(one: Row, other: Row, value: str) -> float | None:
+    if value == "memory":
+        return one.peak / other.peak if other.peak else None
+    return one.rho / other.rho if one.rho is not None and other.rho else None
 
 
 def needed(rules: tuple[Rule, ...]) -> tuple[str, ...]:

@@ -47,10 +47,10 @@ def speedups(found: Bench) -> Figure:
     rows: list[Bar] = [
         (r.name, [("forward", r.rho, f"ρ = {r.rho:.3f}")], f"{r.rho:.2f}")
         for r in found.rows
-        if r.step and r.name != LIMIT
+        if r.rho is not None and r.name != LIMIT
     ]
     limit = found.row(LIMIT)
-    marks = [(f"limit {limit.rho:.2f}", limit.rho, "limit")] if limit is not None else []
+    marks = [(f"limit {limit.rho:.2f}", limit.rho, "limit")] if limit is not None and limit.rho is not None else []
     return bars("speedup", rows, marks, "ρ: plain training's step over this one's")
 
 

@@ -26,7 +26,7 @@ class Pipeline(Contender):
         stage = program.stages[rank]
         last = lies_channels_last(program.module)
         self.module: nn.Module = compiled_module(stage) if compiled else stage
-        self.module = Contiguous(self.module, last) if compiled or last else self.module
+        self.module = Contiguous(self.module, last, compiled)
         self.optimizer = given.optimizer(list(stage.parameters()))
         plan = program.plan
         self.sent = sum(b.nbytes for b in plan.boundaries if rank in (b.index - 1, b.index))
@@ -72,14 +72,19 @@ class Pipeline(Contender):
 
 class Contiguous(nn.Module):
     """A stage between boundaries that are contiguous, for torch sends nothing else: it would stop with an error. Stages
-    that lie channels last, or that torch.compile has laid out as it likes, give others."""
+    that end in a transposition, that lie channels last, or that torch.compile has laid out as it likes, give others."""
 
-    def __init__(self, stage: nn.Module, last: bool) -> None:
+    def __init__(self, stage: nn.Module, last: bool, compiled: bool) -> None:
         super().__init__()
-        self.stage, self.last = stage, last
+        self.stage, self.last, self.compiled = stage, last, compiled
 
     def forward(self, *args: Tensor, **kwargs: Tensor) -> Any:
-        found = self.stage(*(Arrived.apply(t, self.last) for t in args), **kwargs)
+        if self.last or self.compiled:
+            args = tuple(Arrived.apply(t, self.last) for t in args)
+        else:
+            for t in (t for t in args if t.requires_grad):
+                t.register_hook(Tensor.contiguous)  # type: ignore[no-untyped-call]
+        found = self.stage(*args, **kwargs)
         return tuple(t.contiguous() for t in found) if isinstance(found, tuple) else found.contiguous()
 
 

@@ -15,7 +15,7 @@ def text(found: Bench) -> str:
     """What is there so far."""
     measured = [r for r in found.rows if r.step]
     if not measured:
-        return "nothing has been measured"
+        return "\n".join(["nothing has been measured", *(f"- {row.name} {row.why}" for row in found.rows if row.why)])
     parts = [headline(found), markdown(headers(), [cells(r, found) for r in found.rows])]
     parts.append("where the time of a step goes, ms of every rank:")
     parts.append(markdown(["contender", *(SHOWN.get(p, p) for p in PARTS)], [part_cells(r) for r in measured]))
@@ -25,7 +25,8 @@ def text(found: Bench) -> str:
     if found.scaling:
         methods = [m for m in found.scaling[-1] if m != "K"] or [m for m in found.scaling[0] if m != "K"]
         lines = [[str(s["K"]), *(f"{s[m]:.2f}" if m in s else NONE for m in methods)] for s in found.scaling]
-        parts.append("ρ for more stages, simulated from the measured costs on a machine like this with K cores:")
+        costs = "measured costs" if found.request.cost == "measured" else "FLOPs, which are not this machine's times,"
+        parts.append(f"ρ for more stages, simulated from {costs} on a machine like this with K cores; the limit is K:")
         parts.append(markdown(["K", *methods], lines))
     return "\n\n".join([*parts, "\n".join(f"- {note}" for note in notes(found))])
 
@@ -35,8 +36,9 @@ def headline(found: Bench) -> str:
     how = [r.optimizer, *(["channels last"] if r.channels_last else []), *(["compiled"] if r.compile else []),
            *([f"{r.transfer} transfers"] if r.transfer else []),
            *([f"{r.aux_dtype} AuxNets"] if r.aux_dtype else [])]  # fmt: skip
+    steps = min((row.steps for row in found.rows if row.step), default=r.steps)  # fewer after Ctrl-C
     return (
-        f"{r.model}: K = {r.K}, batch {r.batch}, {', '.join(how)}, {r.steps} steps of each in turn; "
+        f"{r.model}: K = {r.K}, batch {r.batch}, {', '.join(how)}, {steps} steps of each in turn; "
         f"torch {machine['torch']}, {machine['cores']} cores, {machine['date']}"
     )
 
@@ -67,8 +69,8 @@ def cells(row: Row, found: Bench) -> list[str]:
     return [
         name + micro,
         f"{middle:.1f} ({low:.1f}-{high:.1f})",
-        f"{row.rho:.2f}",
-        f"{row.rho / found.request.K:.2f}",
+        NONE if row.rho is None else f"{row.rho:.2f}",
+        NONE if row.rho is None else f"{row.rho / found.request.K:.2f}",
         NONE if row.of_limit is None else f"{row.of_limit:.2f}",
         f"{row.rate:.0f}",
         " / ".join(size(r["peak"]) for r in row.ranks),

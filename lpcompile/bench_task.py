@@ -85,14 +85,16 @@ def _other(tensor: Any, g: torch.Generator) -> Any:
     if not isinstance(tensor, Tensor) or not tensor.dim():
         return tensor
     shuffled = tensor[torch.randperm(len(tensor), generator=g)]
-    return shuffled + 0.1 * torch.randn(tensor.shape, generator=g) if tensor.is_floating_point() else shuffled
+    if not tensor.is_floating_point():
+        return shuffled
+    return shuffled + (0.1 * torch.randn(tensor.shape, generator=g)).to(tensor.dtype)
 
 
 def _target(like: Tensor, g: torch.Generator) -> Tensor:
     """Classes for the last dimension of (batch, ..., classes), of which there are two or more; else numbers."""
     if like.dim() in (2, 3) and like.shape[-1] > 1:
         return torch.randint(0, like.shape[-1], like.shape[:-1], generator=g)
-    return torch.randn(like.shape, generator=g)
+    return torch.randn(like.shape, generator=g).to(like.dtype)
 
 
 def logits(found: Any) -> Tensor:

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from lpcompile.cli_compare import writable
+from lpcompile.errors import UsageError
+from lpcompile.whole import write_text
 
 GIVEN = ("model", "K", "batch", "steps", "optimizer", "input", "cost", "seed", "device", "channels_last", "compile",
          "transfer", "aux_dtype", "timeout")  # fmt: skip
@@ -56,6 +58,8 @@ def _bench(arguments: argparse.Namespace) -> int:
     given: dict[str, Any] = {n: getattr(arguments, n) for n in GIVEN if getattr(arguments, n) is not None}
     given = (QUICK if arguments.quick else {}) | given
     html, json = (writable(n, getattr(arguments, n)) for n in ("html", "json"))
+    if html is not None and json is not None and html.resolve() == json.resolve():
+        raise UsageError(f"--html and --json are both {html}: give two files")
     rules = bench_gate.load(Path(arguments.gate), arguments.model) if arguments.gate else ()
     asked = arguments.contenders
     names = CONTENDERS if asked == "all" else tuple(n.strip() for n in asked.split(",") if n.strip())
@@ -63,14 +67,17 @@ def _bench(arguments: argparse.Namespace) -> int:
     request.check()
     check_model(request)
     found = Bench(request)
-    bench(found, progress())
-    print(text(found), flush=True)
-    if json is not None:
-        found.save(json)
-    if html is not None:
-        html.write_text(page(found), encoding="utf-8")
-    for file in (f for f in (json, html) if f is not None):
-        print(f"written to {file}", file=sys.stderr)
+    try:
+        bench(found, progress())
+    finally:  # also of what was measured before Ctrl-C
+        if found.rows:
+            print(text(found), flush=True)
+            if json is not None:
+                found.save(json)
+            if html is not None:
+                write_text(html, page(found))
+            for file in (f for f in (json, html) if f is not None):
+                print(f"written to {file}", file=sys.stderr)
     judged = bench_gate.judge(found, rules)
     if judged:
         print(f"\n{bench_gate.gate_text(judged)}")

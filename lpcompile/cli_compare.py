@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from pathlib import Path
 from typing import Any
 
 from lpcompile.errors import UsageError
+from lpcompile.whole import write_text
 
 GIVEN = ("model", "K", "data", "epochs", "batch", "lr", "optimizer", "target", "micro", "seed", "size", "input", "init",
          "cost", "timeout")  # fmt: skip
@@ -63,7 +65,7 @@ def _compare(arguments: argparse.Namespace) -> int:
         if found.serial is not None:
             print(text(found), flush=True)
             if html is not None:
-                html.write_text(page(found), encoding="utf-8")
+                write_text(html, page(found))
                 print(f"written to {html}", file=sys.stderr)
     return 1 if any(row.why.startswith("failed") for row in found.rows) else 0
 
@@ -81,6 +83,18 @@ def writable(option: str, given: str | None) -> Path | None:
     if given is None:
         return None
     file = Path(given)
-    if file.is_dir() or not file.parent.is_dir():
-        raise UsageError(f"--{option} {file} cannot be written: give a file in a folder that exists")
+    if file.is_dir() or not file.parent.is_dir() or not _may_write(file):
+        raise UsageError(f"--{option} {file} cannot be written: give a file in a folder that exists and is yours")
     return file
+
+
+def _may_write(file: Path) -> bool:
+    """Tried, for some folders are nobody's to write in, not even root's."""
+    if file.exists():
+        return os.access(file, os.W_OK)
+    try:
+        file.touch()
+        file.unlink()
+    except OSError:
+        return False
+    return True

@@ -14,8 +14,7 @@ MODEL_HELP = (
     "resnet110 and other built-in models, torchvision:resnet50, timm:convnext_tiny, hf:bert or hf:config.json, "
     "package.module:factory, file.py:factory, or a saved plan (.json)"
 )
-DEFAULTS = {"method": "multiplier", "cost": "measured", "aux_budget": 0.1, "aux": "derived", "aux_init": "fresh",
-            "tied": "replicate"}  # fmt: skip
+DEFAULTS = {"method": "multiplier", "cost": "measured", "aux": "derived", "aux_init": "fresh", "tied": "replicate"}
 ONLY_FOR_MODELS = ("input", "save", "memory_limit", "cut", "together", "tied", "channels_last", "threads", "no_cache")
 
 
@@ -27,7 +26,8 @@ def model_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--method", help="training method to plan for (default multiplier)")
     parser.add_argument("--cost", choices=["measured", "flops"], help="where costs come from (default measured)")
     parser.add_argument("--aux-budget", type=float, metavar="SHARE",
-                        help="cost of an AuxNet as a share of its stage's (default 0.1)")  # fmt: skip
+                        help="cost of an AuxNet as a share of its stage's (default 0.1; penalty, lagrangian "
+                        "0.05)")  # fmt: skip
     parser.add_argument("--aux", choices=["derived", "tied", "recursive", "recursive-shared"],
                         help="AuxNets derived from their stages (default), on the stages' own weights, or from the "
                         "model's input")  # fmt: skip

@@ -85,10 +85,13 @@ def micro_batches(method: str, K: int, batch: int | None, given: int | None = No
     if given is None:
         found = default_micro(method, K, batch, free)
         if found is None:
+            needs = f"{method!r} on {K} stages needs {K} to {MOST * K} micro-batches, and"
             raise UsageError(
-                f"{method!r} on {K} stages needs {K} to {MOST * K} micro-batches, and a batch of {batch} "
-                f"{'has no such equal parts' if free else 'is the only one that this model runs at'}; "
-                f"use a batch that is a multiple of {K}, or pass micro=..."
+                f"{needs} a batch of {batch} has no such equal parts; use a batch that is a multiple of {K}, or pass "
+                f"micro=..."
+                if free
+                else f"{needs} this model runs at a batch of {batch} only; let it take any batch size, or use a method "
+                f"without micro-batches"
             )
         return found
     if given > 1 and not free:

@@ -58,7 +58,7 @@ class Job:
     schedule: str = "one-cycle"
     init: str | None = None
     aux: str | None = None
-    aux_budget: float = 0.1
+    aux_budget: float | None = None  # the method's own
     aux_dtype: str | None = None  # "bf16"
     cost: str = "measured"
     plan: str | None = None

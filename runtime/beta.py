@@ -26,6 +26,7 @@ from lpcompile.errors import UsageError
 
 # relative, for K stages: tolerance TOLERANCE / K in units of the loss, at least LEAST, at most MOST K |p||X|
 TOLERANCE, LEAST, MOST = 80.0, 3.0, 1.5
+OUTLIER = 2.0
 # rising, the default of most methods: a small β at first, or λ = X = constant is the easiest way out
 START, END, STEPS = 0.5, 3.0, 2000
 
@@ -83,9 +84,18 @@ class BetaState:
             self.now = min(max(float(self.now) * factor, self.rule.start / 10), self.rule.end)
 
     def felt(self, pull: Tensor) -> None:
-        """|p||X| of a micro-batch: what `relative` follows, as a running mean. Stays on its device."""
+        """|p||X| of a micro-batch: what `relative` follows, as a running mean. Stays on its device.
+
+        One micro-batch counts as OUTLIER times the mean at most: a channel of λ that hardly varies for a moment makes p
+        ten thousand times as large (a BatchNorm divides by it), and so would β be, for as long as the mean remembers.
+        """
         if self.rule.kind == "relative":
-            self.now = torch.lerp(self.now, pull, self.rule.rate) if isinstance(self.now, Tensor) else pull
+            before = self.now
+            self.now = (
+                torch.lerp(before, torch.minimum(pull, OUTLIER * before), self.rule.rate)
+                if isinstance(before, Tensor)
+                else pull
+            )
 
 
 def constant(value: float) -> Beta:

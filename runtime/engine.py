@@ -37,10 +37,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("lpcompile")
 WARMUP = 200  # exact steps at most, where AuxNets do not start consistently and nobody says how many
-ROUNDED = (
-    "'multiplier' with AuxNets in bfloat16 has collapsed at high learning rates where it trained with float32 ones; "
-    "watch the violation, lower the rate, or use method='penalty', which trains alike with both"
-)
 Prepared = tuple[Schedule, dict[int, tuple[Op, ...]]]
 
 
@@ -214,7 +210,6 @@ class Engine:
         self.method = method
         self.low = self.slot
         self.micro = self._micro(method, self.settings)
-        self._say(ROUNDED if self.target.name == "multiplier" and self.plan.aux_dtype else "")
         self._say(about_batch_norm(method.name, self.program.module, self.micro, self.plan.batch))
         self.schedule, _ = self._prepared = self._prepare(method)
         self._exact = self._prepare(get_method("warmup-stored")) if method.name == "penalty-stored" else None

@@ -47,6 +47,7 @@ class Updater:
             if self.clip:
                 norm = _over_ranks(norms, 1 / self.scale) if norms else self.norm(self.parameters[0].device)
                 clip_(self.parameters, self.clip, norm)
+            _complete(self.optimizer)
             self.optimizer.step()
             self.optimizer.zero_grad(set_to_none=True)
         for name, (parameters, optimizer) in self.others.items():
@@ -87,6 +88,16 @@ class Updater:
         for name, optimizer in self.optimizers().items():
             optimizer.load_state_dict(state["optimizers"][name])
         self.scale, self.clean = state["scale"], state["clean"]
+
+
+def _complete(optimizer: Any) -> None:
+    """A momentum of zero for weights whose first gradient comes later than the others': a tied one's has to come from
+    another rank. torch's fused SGD takes momenta of all weights or of none."""
+    for group in optimizer.param_groups if isinstance(optimizer, torch.optim.SGD) else ():
+        moving = [p for p in group["params"] if p.grad is not None] if group["fused"] and group["momentum"] else []
+        known = [optimizer.state[p].get("momentum_buffer") is not None for p in moving]
+        for p in (p for p, has in zip(moving, known, strict=True) if not has and any(known)):
+            optimizer.state[p]["momentum_buffer"] = torch.zeros_like(p)
 
 
 def total_norm(parameters: Sequence[nn.Parameter], device: torch.device) -> Tensor:

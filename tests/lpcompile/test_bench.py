@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import re
+import signal
+import subprocess
+import sys
+import time
 
 import pytest
 import torch
@@ -118,7 +123,8 @@ def test_every_contender_gets_the_same_work():
 
 def test_micro_batches_are_tried_only_where_results_do_not_depend_on_them():
     plan = dataclasses.replace(even_plan(2), batch=16, batch_free=True)
-    assert micro_choices("torch-1f1b", plan) == [2, 4, 8, 16] == micro_choices("gpipe", plan)
+    assert micro_choices("torch-1f1b", plan) == [2, 4, 8] == micro_choices("gpipe", plan)  # none of single samples
+    assert micro_choices("torch-1f1b", dataclasses.replace(plan, batch=2)) == [2]
     assert micro_choices("multiplier", plan) == [] == micro_choices("ddp", plan)
     assert micro_choices("zb", dataclasses.replace(plan, batch_free=False)) == []
 
@@ -126,6 +132,7 @@ def test_micro_batches_are_tried_only_where_results_do_not_depend_on_them():
 @pytest.mark.parametrize(("given", "says"), [
     ({"contenders": ("penalti",)}, "did you mean penalty"), ({"K": 1}, "needs 2 ranks"), ({"batch": 0}, "1 or more"),
     ({"steps": 0}, "1 or more"), ({"optimizer": "adam"}, "not one of sgd, adamw"),
+    ({"device": "tpu"}, "neither cpu nor cuda"), ({"timeout": -1.0}, "more than 0"),
 ])  # fmt: skip
 def test_what_cannot_be_measured_is_told_before_anything_starts(given, says):
     with pytest.raises(UsageError, match=says):
@@ -200,6 +207,8 @@ def test_ratios_are_held_against_those_of_the_same_run(tmp_path):
     ({"version": 1, "models": {"resnet20": [{**RULES[0], "contender": "pen"}]}}, "not both contenders"),
     ({"version": 1, "models": {"resnet20": [{**RULES[0], "value": "x"}]}}, "not one of rho, memory"),
     ({"version": 1, "models": {"resnet20": [{**RULES[0], "most": 1}]}}, "one number"),
+    ({"version": 1, "models": {"resnet20": [{**RULES[0], "least": True}]}}, "one number"),
+    ({"version": 1, "models": {"resnet20": [{**RULES[0], "least": float("nan")}]}}, "one number"),
 ])  # fmt: skip
 def test_a_broken_gate_says_where(tmp_path, data, says):
     with pytest.raises(UsageError, match=says):
@@ -212,6 +221,11 @@ def test_bad_usage_ends_before_processes_start(tmp_path, capsys):
     assert main(["bench", "resnet21"]) == 2
     assert "resnet20" in capsys.readouterr().err
     assert main(["bench", "resnet20", "--json", str(tmp_path / "no" / "b.json")]) == 2
+    assert main(["bench", "resnet20", "--json", "/proc/b.json"]) == 2
+    assert "cannot be written" in capsys.readouterr().err
+    both = str(tmp_path / "b")
+    assert main(["bench", "resnet20", "--json", both, "--html", both]) == 2
+    assert "give two files" in capsys.readouterr().err
     assert main(["bench", "resnet20", "--contenders", "ddq"]) == 2
     assert "did you mean ddp" in capsys.readouterr().err
 
@@ -268,6 +282,83 @@ def test_a_contender_that_cannot_run_does_not_stop_the_others(tmp_path, capsys):
 def test_an_odd_batch_has_no_two_halves_for_ddp():
     with pytest.raises(UsageError, match="a batch of 5 has no 2 equal parts"):
         _start(Row("ddp"), Request("resnet20", batch=5), Planned({}, {}, 0))
+
+
+def test_torchs_pipelines_cannot_run_where_ours_cannot():
+    with pytest.raises(UsageError, match="too many stages"):
+        _start(Row("torch-1f1b"), Request("resnet20"), Planned({}, {"1f1b": "too many stages"}, 0))
+
+
+def test_without_plain_training_nothing_has_a_speedup_and_no_ratio_holds(tmp_path):
+    found = small_bench(penalty=1.7)
+    found.rows = [dataclasses.replace(row, rho=None, of_limit=None) for row in found.rows if row.name != PLAIN]
+    _compare(found)
+    assert all(row.rho is None for row in found.rows)
+    judged = bench_gate.judge(found, (bench_gate.Rule("penalty", "rho", LIMIT, least=0.1),))
+    assert not judged[0].holds and "not measured" in bench_gate.gate_text(judged)
+    assert "| penalty" in bench_table.text(found) and "<svg" in bench_html.page(found)
+
+
+MODELS = """
+import torch
+from torch import nn
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(16, 16), nn.Linear(16, 16)
+    def forward(self, x):
+        return x + self.b(torch.relu(self.a(x))).transpose(1, 2).contiguous().transpose(1, 2)
+
+class Tied(nn.Module):
+    \"\"\"Tokens in and out by one table, boundaries that are transposed, and a layer that nobody uses.\"\"\"
+    def __init__(self):
+        super().__init__()
+        self.table, self.blocks = nn.Embedding(20, 16), nn.Sequential(*(Block() for _ in range(6)))
+        self.out, self.unused = nn.Linear(16, 20, bias=False), nn.Linear(2, 2)
+        self.out.weight = self.table.weight
+    def forward(self, x):
+        return self.out(self.blocks(self.table(x)))
+
+def tied():
+    return Tied(), torch.randint(0, 20, (8, 4))
+
+def half():
+    blocks = nn.Sequential(*(nn.Sequential(nn.Linear(16, 16), nn.ReLU()) for _ in range(6)))
+    return blocks.bfloat16(), torch.randn(8, 16).bfloat16()
+"""
+
+
+def test_models_that_nobody_here_wrote(tmp_path, capsys):
+    """Tied weights under fused SGD, transposed boundaries, unused layers, and bfloat16."""
+    (tmp_path / "mine.py").write_text(MODELS)
+    for name in ("tied", "half"):
+        file = tmp_path / f"{name}.json"
+        given = ["--quick", "--batch", "8", "--contenders", "ddp,torch-1f1b,pipedream,multiplier", "--json", str(file)]
+        assert main(["bench", f"{tmp_path}/mine.py:{name}", *given]) == 0, capsys.readouterr().out
+        assert not [row.why for row in Bench.from_json(json.loads(file.read_text())).rows if row.why]
+    assert main(["bench", f"{tmp_path}/mine.py:tied", "--quick", "--batch", "6"]) == 2
+    assert "inputs of 8 samples, not of 6; ask for --batch 8" in capsys.readouterr().err
+
+
+def test_ctrl_c_keeps_what_was_measured_and_leaves_no_process(tmp_path):
+    file, log = tmp_path / "b.json", tmp_path / "log"
+    given = ["--quick", "--steps", "4000", "--batch", "4", "--input", "3x8x8", "--contenders", "penalty"]
+    command = [sys.executable, "-m", "lpcompile", "bench", "resnet20", *given, "--json", str(file)]
+    with log.open("w") as err:
+        run = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=err, start_new_session=True)
+    while run.poll() is None and "round 3 " not in log.read_text():
+        time.sleep(0.1)
+    for _ in range(2):  # the second must not keep the first from ending all processes
+        os.kill(run.pid, signal.SIGINT)
+        time.sleep(0.05)
+    assert run.wait(60) == 130, log.read_text()
+    found = Bench.from_json(json.loads(file.read_text()))
+    assert 8 <= found.row("penalty").steps < 4000 and found.row("penalty").rho > 0
+    with pytest.raises(ProcessLookupError):  # its session has no member left
+        for _ in range(100):
+            os.killpg(run.pid, 0)
+            time.sleep(0.1)
 
 
 def test_torchs_zero_bubble_takes_no_compiled_stages():

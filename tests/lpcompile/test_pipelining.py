@@ -57,7 +57,7 @@ def test_numbers_that_cannot_be_are_refused():
         UsageError, match=r"'1f1b' on 2 stages needs 2 to 8 micro-batches, and a batch of 61 has no such"
     ):
         micro_batches("1f1b", 2, 61)
-    with pytest.raises(UsageError, match=r"a batch of 8 is the only one that this model runs at"):
+    with pytest.raises(UsageError, match=r"this model runs at a batch of 8 only"):
         micro_batches("1f1b", 2, 8, free=False)
     with pytest.raises(UsageError, match=r"micro=2: this model runs at a batch of 8 only.* pass micro=1"):
         micro_batches("gpipe", 2, 8, 2, free=False)

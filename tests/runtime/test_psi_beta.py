@@ -69,11 +69,23 @@ def test_adaptive_beta_rises_above_the_target_and_falls_below_it():
 def test_relative_beta_follows_the_gradient_in_a_running_mean():
     state = beta.BetaState(beta.relative(10.0, 3.0, least=4.0, rate=0.5))
     assert state.at(0) == 4.0  # until the first p has come
-    for pull, expected in ((10.0, 10.0), (30.0, 40.0), (0.0, 10.0), (0.0, 4.0), (95.0, 150.0)):
+    for pull, expected in ((40.0, 120.0), (20.0, 90.0), (10.0, 40.0), (0.0, 10.0), (0.0, 4.0)):
         state.felt(torch.tensor(pull))
         assert float(state.at(0)) == expected
     state.use(beta.constant(1.0), None)
     assert state.at(0) == 1.0
+
+
+def test_one_micro_batch_does_not_make_a_relative_beta():
+    """A ResNet-20's |p||X| was 18 and for one micro-batch 130,000: β stayed above 5,000 for thirty steps, and λ = X =
+    constant was all that was left."""
+    state = beta.BetaState(beta.relative(40.0, 3.0))
+    state.felt(torch.tensor(18.0))
+    state.felt(torch.tensor(130_000.0))
+    assert float(state.now) == pytest.approx(18.0 * 1.05)
+    for _ in range(60):  # but what stays is followed
+        state.felt(torch.tensor(60.0))
+    assert float(state.now) == pytest.approx(60.0, rel=0.15)
 
 
 def test_the_methods_own_rule_is_for_the_scale_free_psi():
