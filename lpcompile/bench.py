@@ -61,13 +61,14 @@ class Request:
     compile: bool = False
     transfer: str | None = None
     aux_dtype: str | None = None
+    init: str | None = None
     timeout: float = launch.TIMEOUT
 
     @property
     def task(self) -> Task:
         cores = tuple(sorted(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else ()
         return Task(self.model, self.K, self.batch, self.input, self.optimizer, self.seed, self.device, cores,
-                    self.channels_last, self.compile, self.transfer, self.aux_dtype)  # fmt: skip
+                    self.channels_last, self.compile, self.transfer, self.aux_dtype, self.init)  # fmt: skip
 
     def check(self) -> None:
         """All that can be known to be wrong before anything is started."""

@@ -20,6 +20,7 @@ from lpcompile.outlook import row
 from lpcompile.passes.profile import fresh_costs
 from lpcompile.plan import Plan
 from lpcompile.runtime import launch
+from lpcompile.train import first_weights
 
 STAGES = (2, 3, 4, 6, 8, 12, 16)
 SCALED = ("1f1b", "zb", "pipedream", "penalty", "multiplier")  # what the simulator is asked about
@@ -66,7 +67,8 @@ def _plan_all(task: Task, methods: tuple[str, ...], cost: str) -> dict[str, Any]
         since = time.perf_counter()
         try:
             made = parallelize(given.model, task.K, example_inputs=given.batches[0][0], cost=cost, method=method,
-                               aux_init="copy", aux_dtype=torch.bfloat16 if task.aux_dtype else None,
+                               aux_init=task.init or first_weights(task.model, given.model),
+                               aux_dtype=torch.bfloat16 if task.aux_dtype else None,
                                threads=1)  # fmt: skip
         except LpError as error:
             refused[method] = str(error)

@@ -35,7 +35,8 @@ def headline(found: Bench) -> str:
     r, machine = found.request, found.machine
     how = [r.optimizer, *(["channels last"] if r.channels_last else []), *(["compiled"] if r.compile else []),
            *([f"{r.transfer} transfers"] if r.transfer else []),
-           *([f"{r.aux_dtype} AuxNets"] if r.aux_dtype else [])]  # fmt: skip
+           *([f"{r.aux_dtype} AuxNets"] if r.aux_dtype else []),
+           *([f"AuxNets that start {r.init}"] if r.init else [])]  # fmt: skip
     steps = min((row.steps for row in found.rows if row.step), default=r.steps)  # fewer after Ctrl-C
     return (
         f"{r.model}: K = {r.K}, batch {r.batch}, {', '.join(how)}, {steps} steps of each in turn; "

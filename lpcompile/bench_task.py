@@ -27,7 +27,7 @@ class Task:
     """What is trained, as plain data that every process is given. `cores` are those that the bench may use.
 
     channels_last, compile: the same for all contenders. transfer: "bf16", for what our ranks and DDP's send. aux_dtype:
-    "bf16", for our AuxNets.
+    "bf16", for our AuxNets; init: how they start, as in `train`, which decides how small they can be.
     """
 
     model: str
@@ -42,6 +42,7 @@ class Task:
     compile: bool = False
     transfer: str | None = None
     aux_dtype: str | None = None
+    init: str | None = None
 
 
 @dataclass(frozen=True)

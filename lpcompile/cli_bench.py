@@ -12,7 +12,7 @@ from lpcompile.errors import UsageError
 from lpcompile.whole import write_text
 
 GIVEN = ("model", "K", "batch", "steps", "optimizer", "input", "cost", "seed", "device", "channels_last", "compile",
-         "transfer", "aux_dtype", "timeout")  # fmt: skip
+         "transfer", "aux_dtype", "init", "timeout")  # fmt: skip
 QUICK: dict[str, Any] = {"steps": 4, "cost": "flops"}
 
 
@@ -39,6 +39,8 @@ def add_bench(parser: argparse.ArgumentParser) -> None:
         "then take minutes")  # fmt: skip
     add("--transfer", choices=["bf16"], help="boundaries of our methods and DDP's gradients travel as bfloat16")
     add("--aux-dtype", choices=["bf16"], help="AuxNets of our methods compute in bfloat16; all else stays as it is")
+    add("--init", choices=["fresh", "copy", "consistent"], help="how AuxNets start, as in train, and so how small they "
+        "can be (default: consistent where the model is known to be fresh, else copy)")  # fmt: skip
     add("--seed", type=int)
     add("--timeout", type=float, metavar="S", help="seconds after which a rank that does not move is taken for dead")
     add("--quick", action="store_true", help="4 steps of each, plans by FLOPs: does it run, not how fast")

@@ -171,7 +171,7 @@ def train_rank(job: Job) -> dict[str, Any]:
 
 def compiled(job: Job, model: nn.Module, x: torch.Tensor, before: Path | None) -> Program:
     """The program, by a plan that rank 0 makes and all follow; by a checkpoint's own where it has as many stages."""
-    init = job.init or _start(job, model)
+    init = job.init or first_weights(job.model, model)
     plan = Plan.load(job.plan) if job.plan else None
     if before is not None:
         saved = checkpoint.describe(before)
@@ -189,9 +189,9 @@ def compiled(job: Job, model: nn.Module, x: torch.Tensor, before: Path | None) -
     return parallelize(model, job.K, plan=plan, **given)
 
 
-def _start(job: Job, model: nn.Module) -> str:
-    """Consistent for models that are known to be fresh; for a user's own model nothing of it is set to zero."""
-    fresh = job.model in REGISTRY or job.model.startswith(("torchvision:", "timm:", "hf:"))
+def first_weights(spec: str, model: nn.Module) -> str:
+    """How AuxNets start: consistently where a model is known to be fresh; nothing of a user's own is set to zero."""
+    fresh = spec in REGISTRY or spec.startswith(("torchvision:", "timm:", "hf:"))
     return "consistent" if fresh and trained(model) is None else "copy"
 
 

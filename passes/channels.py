@@ -26,7 +26,7 @@ ELEMENTWISE = set(
     "pow exp square sqrt rsqrt neg clone erf".split()
 )
 BINARY = set("add sub mul div truediv iadd isub imul add_ mul_ sub_ div_".split())
-EVEN = (16, 8)  # channels that devices compute together: others take as long as the next multiple, or longer
+LEAST = 8  # channels; fewer are slower, not faster
 
 
 @dataclass
@@ -45,7 +45,7 @@ class ChannelSet:
 
     def thinned(self, share: float) -> int:
         """How many channels are left at this share."""
-        step = math.lcm(self.step, next((n for n in EVEN if self.channels >= 2 * n), 1))
+        step = math.lcm(self.step, LEAST if self.channels >= 4 * LEAST else 1)
         step = self.step if step > self.channels else step
         return max(step, min(self.channels, round(share * self.channels / step) * step))
 

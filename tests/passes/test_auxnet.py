@@ -15,7 +15,6 @@ import lpcompile
 from lpcompile import models
 from lpcompile.errors import UsageError
 from lpcompile.passes.auxnet import AuxNet, aux_io, derive
-from lpcompile.passes.channels import ChannelSet
 from lpcompile.passes.residual import residuals
 from lpcompile.passes.split import Stage, stage_io
 from lpcompile.program import Program
@@ -318,12 +317,6 @@ def test_the_budget_changes_the_plan() -> None:
 def test_the_budget_is_what_the_method_needs_unless_somebody_says_another(method: str, budget: float) -> None:
     assert compiled("post-activation ResNet", 2, method=method).plan.aux_budget == budget
     assert compiled("post-activation ResNet", 2, method=method, aux_budget=0.2).plan.aux_budget == 0.2
-
-
-def test_thinned_layers_have_channels_that_devices_compute_together() -> None:
-    left = {channels: {ChannelSet(channels).thinned(n / 32) for n in range(2, 33)} for channels in (6, 16, 24, 64)}
-    assert left[6] == {1, 2, 3, 4, 5, 6} and left[16] == {8, 16} and left[24] == {8, 16, 24}
-    assert left[64] == {16, 32, 48, 64} and ChannelSet(96, step=12).thinned(0.3) == 48
 
 
 def test_the_plan_charges_an_auxnet_to_the_rank_that_runs_it() -> None:
