@@ -29,12 +29,18 @@ from lpcompile.passes.zeroing import set_to_zero
 
 FORMS = ("derived", "tied", "recursive", "recursive-shared")
 DTYPES = ("", "bfloat16")
-# An AuxNet's cost as a share of its stage's. `multiplier` collapsed with half of it (a ResNet-110, both seeds);
-# where stages only have to meet λ, half is as good: see README, "What made it faster".
-BUDGET = 0.1
-BUDGETS = {"penalty": 0.05, "lagrangian": 0.05}
+BUDGET, HALF = 0.1, 0.05  # of its stage's cost
 Costs = Mapping[str, tuple[float, float]]
 THOROUGH = Effort()
+
+
+def default_budget(method: str, init: str) -> float:
+    """An AuxNet's cost as a share of its stage's.
+
+    Half of it trains as well where training starts consistently and stages only have to meet λ. `multiplier` collapsed
+    with half (ResNet-110), and half was not tried for AuxNets that start far from X.
+    """
+    return HALF if method in ("penalty", "lagrangian") and init == "consistent" else BUDGET
 
 
 @dataclass(frozen=True)

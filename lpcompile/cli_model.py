@@ -26,8 +26,8 @@ def model_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--method", help="training method to plan for (default multiplier)")
     parser.add_argument("--cost", choices=["measured", "flops"], help="where costs come from (default measured)")
     parser.add_argument("--aux-budget", type=float, metavar="SHARE",
-                        help="cost of an AuxNet as a share of its stage's (default 0.1; penalty, lagrangian "
-                        "0.05)")  # fmt: skip
+                        help="cost of an AuxNet as a share of its stage's (default 0.1; penalty and "
+                        "lagrangian with a consistent start 0.05)")  # fmt: skip
     parser.add_argument("--aux", choices=["derived", "tied", "recursive", "recursive-shared"],
                         help="AuxNets derived from their stages (default), on the stages' own weights, or from the "
                         "model's input")  # fmt: skip

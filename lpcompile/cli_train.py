@@ -40,8 +40,8 @@ def add_train(parser: argparse.ArgumentParser) -> None:
     add("--buffer-policy", help="which of them are drawn: least-reused (default), newest or random")
     add("--finish", type=int, metavar="STEPS", help="exact steps at the end, in which the stages settle (default 0)")
     add("--aux", choices=["derived", "tied", "recursive", "recursive-shared"], help="form of the AuxNets")
-    add("--aux-budget", type=float, metavar="SHARE", help="cost of an AuxNet as a share of its stage's (default "
-        "0.1; penalty and lagrangian 0.05)")  # fmt: skip
+    add("--aux-budget", type=float, metavar="SHARE", help="cost of an AuxNet as a share of its stage's (default 0.1; "
+        "penalty and lagrangian with a consistent start 0.05)")  # fmt: skip
     add("--aux-dtype", choices=["bf16"], help="AuxNets compute in bfloat16; all else stays as it is")
     add("--init", choices=["fresh", "copy", "consistent"], help="how AuxNets start; consistent sets dropped residual "
         "branches of the model to zero (default for built-in, torchvision, timm and hf models, which are fresh; "

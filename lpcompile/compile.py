@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from lpcompile.aux import BUDGET, BUDGETS, AuxOptions
+from lpcompile.aux import AuxOptions, default_budget
 from lpcompile.errors import PlanError, UsageError
 from lpcompile.layout import Layout, begin, follow_plan, make_plan, plan_program, small_batch
 from lpcompile.micro import default_micro
@@ -82,8 +82,8 @@ def parallelize(
         `example_kwargs`) the program compiles at its first call.
     cost: "measured" times every unit in real steps; "flops" counts, needs no weights and is the same everywhere.
         Under torchrun rank 0 measures and all follow its plan: every rank must call this.
-    method: the training method to plan for; aux_budget: an AuxNet's cost as a share of its stage's, by default what the
-        method needs: 0.05 for "penalty" and "lagrangian", 0.1 for "multiplier".
+    method: the training method to plan for; aux_budget: an AuxNet's cost as a share of its stage's, by default 0.1, and
+        0.05 for "penalty" and "lagrangian" after a consistent start.
     aux: "derived" from its stage, "tied" to the stage's own weights, or "recursive": from the model's input to every
         boundary ("recursive-shared" shares the first parts).
     aux_init: "fresh" weights, a "copy" of the kept blocks' weights, or "consistent". init="consistent" is the same as
@@ -116,7 +116,7 @@ def parallelize(
     if init not in (None, "consistent"):
         raise UsageError(f"init={init!r} is neither None (the model's weights as they are) nor 'consistent'")
     aux_init = "consistent" if init == "consistent" else aux_init
-    aux_budget = BUDGETS.get(method, BUDGET) if aux_budget is None else aux_budget
+    aux_budget = default_budget(method, aux_init) if aux_budget is None else aux_budget
     auxnets = AuxOptions(aux_budget, aux, aux_init, auxnet, str(aux_dtype or "").removeprefix("torch."))
     auxnets.check()
     if plan is not None:

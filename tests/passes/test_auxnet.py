@@ -313,10 +313,13 @@ def test_the_budget_changes_the_plan() -> None:
     assert plans[0].hash != plans[1].hash and plans[0].step < plans[1].step
 
 
-@pytest.mark.parametrize(("method", "budget"), [("multiplier", 0.1), ("penalty", 0.05), ("lagrangian", 0.05)])
-def test_the_budget_is_what_the_method_needs_unless_somebody_says_another(method: str, budget: float) -> None:
-    assert compiled("post-activation ResNet", 2, method=method).plan.aux_budget == budget
-    assert compiled("post-activation ResNet", 2, method=method, aux_budget=0.2).plan.aux_budget == 0.2
+@pytest.mark.parametrize(("method", "init", "budget"), [
+    ("multiplier", "consistent", 0.1), ("penalty", "consistent", 0.05), ("lagrangian", "consistent", 0.05),
+    ("penalty", "copy", 0.1),
+])  # fmt: skip
+def test_the_budget_is_what_method_and_start_need_unless_somebody_says(method: str, init: str, budget: float) -> None:
+    assert compiled("post-activation ResNet", 2, method=method, aux_init=init).plan.aux_budget == budget
+    assert compiled("post-activation ResNet", 2, method=method, aux_init=init, aux_budget=0.2).plan.aux_budget == 0.2
 
 
 def test_the_plan_charges_an_auxnet_to_the_rank_that_runs_it() -> None:
