@@ -76,7 +76,7 @@ if name == "resnet20":
     fresh = sources.load(name, batch=32, input_shape="3x8x8")
     program = lpcompile.parallelize(fresh.model, K, example_inputs=images[:32], cost="flops", init="consistent")
     trainer = program.trainer(
-        torch.nn.functional.cross_entropy, optimizer=lambda ps: torch.optim.SGD(ps, 0.05, momentum=0.9)
+        torch.nn.functional.cross_entropy, optimizer=lambda ps: torch.optim.SGD(ps, 0.02, momentum=0.9)
     )
     order = torch.randperm(len(images))
     for epoch in range(3):
