@@ -38,7 +38,7 @@ def default_budget(method: str, init: str) -> float:
     """An AuxNet's cost as a share of its stage's.
 
     Half of it trains as well where training starts consistently and stages only have to meet λ. `multiplier` collapsed
-    with half (ResNet-110), and half was not tried for AuxNets that start far from X.
+    with half (ResNet-110), and so did `penalty` from copies that were far from X (WideResNet-16-4, with either).
     """
     return HALF if method in ("penalty", "lagrangian") and init == "consistent" else BUDGET
 

@@ -188,12 +188,11 @@ def bench(found: Bench, tell: Callable[[str], None] = lambda _: None) -> None:
                 if row.name in teams:
                     with _noting(row, teams, tell):
                         teams[row.name].blocks.append(teams[row.name].team.ask("block", steps))
+        _measure_all(found, teams)  # a checkpoint that fails ends its contender, and not what was measured of it
         _checkpoint(found, teams, tell)
     finally:
         with _undisturbed():
-            for row in found.rows:  # also what was measured until Ctrl-C
-                if row.name in teams:
-                    _measure(row, teams[row.name].blocks, request)
+            _measure_all(found, teams)  # also until Ctrl-C
             _compare(found)
             for one in teams.values():
                 one.team.end()
@@ -283,6 +282,12 @@ def _samples(name: str, answers: list[dict[str, Any]]) -> list[float]:
         return [1e3 * (b - a) for one in ends for a, b in pairwise(one)]
     last = [max(at) for at in zip(*ends, strict=True)]
     return [1e3 * (b - a) for a, b in pairwise(last)]
+
+
+def _measure_all(found: Bench, teams: dict[str, _Measured]) -> None:
+    for row in found.rows:
+        if row.name in teams:
+            _measure(row, teams[row.name].blocks, found.request)
 
 
 def _measure(row: Row, blocks: list[list[dict[str, Any]]], request: Request) -> None:

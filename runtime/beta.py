@@ -88,14 +88,15 @@ class BetaState:
 
         One micro-batch counts as OUTLIER times the mean at most: a channel of λ that hardly varies for a moment makes p
         ten thousand times as large (a BatchNorm divides by it), and so would β be, for as long as the mean remembers.
+        Where the mean is so small that β is at its least, from a last layer that starts at zero, it may rise to that.
         """
-        if self.rule.kind == "relative":
-            before = self.now
-            self.now = (
-                torch.lerp(before, torch.minimum(pull, OUTLIER * before), self.rule.rate)
-                if isinstance(before, Tensor)
-                else pull
-            )
+        if self.rule.kind != "relative":
+            return
+        if isinstance(self.now, Tensor):
+            least = (self.rule.start * self.rule.target) ** 0.5
+            self.now = torch.lerp(self.now, torch.minimum(pull, OUTLIER * self.now.clamp(min=least)), self.rule.rate)
+        else:
+            self.now = pull
 
 
 def constant(value: float) -> Beta:

@@ -88,6 +88,14 @@ def test_one_micro_batch_does_not_make_a_relative_beta():
     assert float(state.now) == pytest.approx(60.0, rel=0.15)
 
 
+def test_a_relative_beta_rises_from_a_last_layer_that_starts_at_zero():
+    state = beta.BetaState(beta.relative(40.0, 3.0))
+    state.felt(torch.tensor(0.0))
+    for _ in range(80):
+        state.felt(torch.tensor(60.0))
+    assert float(state.now) == pytest.approx(60.0, rel=0.15)
+
+
 def test_the_methods_own_rule_is_for_the_scale_free_psi():
     assert settings({}).rule("relative", 2) == beta.relative(40.0, 3.0)
     assert settings({"beta": "relative"}).rule("rising", 4) == beta.relative(20.0, 6.0)  # errors of stages add up
