@@ -17,8 +17,8 @@ from tabulate import tabulate
 
 import lpcompile
 from lpcompile import sources
-from lpcompile.passes.aux_measure import boundary_inputs, measure_share
-from lpcompile.passes.auxnet import aux_io
+from lpcompile.passes.auxnet.derive import aux_io
+from lpcompile.passes.auxnet.measure import boundary_inputs, measure_share
 
 DEFAULTS = {"resnet110": 64, "wide_resnet40_10": 4, "torchvision:vit_b_16": 4}  # batch sizes for one core
 

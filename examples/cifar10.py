@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 
 import lpcompile
-from lpcompile.data import loaders
+from lpcompile.training.data import loaders
 
 
 def main() -> None:

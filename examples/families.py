@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F
 
 import lpcompile
-from lpcompile.data import loaders
+from lpcompile.draw.tables import table
 from lpcompile.models import GPT, ResNet, VisionTransformer
-from lpcompile.tables import table
+from lpcompile.training.data import loaders
 
 EPOCHS, BATCH, LEVELS = 10, 64, 17
 

@@ -17,9 +17,9 @@ import torch
 import torch.nn.functional as F
 
 import lpcompile
+from lpcompile.draw.tables import size, table
 from lpcompile.models import REGISTRY
-from lpcompile.runtime.launch import keep_freed_memory
-from lpcompile.tables import size, table
+from lpcompile.runtime.launch.launch import keep_freed_memory
 
 STEPS = 12
 

@@ -11,10 +11,10 @@ import torch
 
 import lpcompile
 from lpcompile import sources
-from lpcompile.passes.cuts import cuts
-from lpcompile.passes.measure import measured_profile
-from lpcompile.passes.units import units
-from lpcompile.tables import table
+from lpcompile.draw.tables import table
+from lpcompile.passes.profile.measure import measured_profile
+from lpcompile.passes.split.cuts import cuts
+from lpcompile.passes.split.units import units
 
 BATCHES = {"resnet110": 32, "torchvision:resnet50": 2, "torchvision:vit_b_16": 2}
 rows = []

@@ -13,8 +13,8 @@ import torch
 
 import lpcompile
 from lpcompile import sources
-from lpcompile.runtime.default_schedule import default_schedule
-from lpcompile.tables import cut_table, unit_table
+from lpcompile.draw.tables import cut_table, unit_table
+from lpcompile.runtime.engine.schedules import default_schedule
 
 name = sys.argv[1] if len(sys.argv) > 1 else "resnet20"
 K = int(sys.argv[2]) if len(sys.argv) > 2 else 3

@@ -8,8 +8,8 @@ machine itself is measured. Leave the machine alone while it runs.
 
 import sys
 
-from lpcompile.calibrate import calibrate
-from lpcompile.simulate_check import MODELS, check, check_text
+from lpcompile.simulate.calibrate import calibrate
+from lpcompile.simulate.check import MODELS, check, check_text
 
 
 def tell(row):

@@ -10,8 +10,8 @@ smallest, to be held against how their numbers of layers and of parameters grow.
 import sys
 
 from lpcompile import sources
-from lpcompile.bench import Bench, Request, bench
-from lpcompile.tables import table
+from lpcompile.bench.run import Bench, Request, bench
+from lpcompile.draw.tables import table
 
 MODELS = ("resnet20", "resnet32", "resnet56", "resnet110")
 

@@ -16,12 +16,12 @@ from lpcompile.errors import CaptureError, EmitError, GateError, InputError, LpE
 if TYPE_CHECKING:
     from lpcompile import models
     from lpcompile.compile import parallelize
-    from lpcompile.load import load
-    from lpcompile.passes.capture import capture
-    from lpcompile.passes.cuts import cuts
-    from lpcompile.passes.partition import Link, partition
-    from lpcompile.passes.partition_options import Pins
-    from lpcompile.plan import Plan
+    from lpcompile.core.plan import Plan
+    from lpcompile.emit.read import load
+    from lpcompile.passes.capture.capture import capture
+    from lpcompile.passes.partition.options import Pins
+    from lpcompile.passes.partition.partition import Link, partition
+    from lpcompile.passes.split.cuts import cuts
     from lpcompile.program import Program
 
 __version__ = "0.1.0"
@@ -29,13 +29,13 @@ __version__ = "0.1.0"
 # Imported at first use, so that `import lpcompile` costs next to nothing beside `import torch`.
 _LAZY = {
     "parallelize": "lpcompile.compile",
-    "capture": "lpcompile.passes.capture",
-    "cuts": "lpcompile.passes.cuts",
-    "partition": "lpcompile.passes.partition",
-    "Link": "lpcompile.passes.partition",
-    "Pins": "lpcompile.passes.partition_options",
-    "Plan": "lpcompile.plan",
-    "load": "lpcompile.load",
+    "capture": "lpcompile.passes.capture.capture",
+    "cuts": "lpcompile.passes.split.cuts",
+    "partition": "lpcompile.passes.partition.partition",
+    "Link": "lpcompile.passes.partition.partition",
+    "Pins": "lpcompile.passes.partition.options",
+    "Plan": "lpcompile.core.plan",
+    "load": "lpcompile.emit.read",
     "Program": "lpcompile.program",
     "models": "lpcompile.models",
 }

@@ -7,7 +7,7 @@ import os
 import sys
 from typing import NoReturn
 
-from lpcompile.cli import main
+from lpcompile.cli.main import main
 
 ALONE = (["inspect"], ["simulate"])  # commands that leave nothing running
 

@@ -11,29 +11,29 @@ from typing import Any
 import torch
 from torch import nn
 
-from lpcompile.aux import AuxOptions, default_budget
+from lpcompile.core.cost import Profile
+from lpcompile.core.micro_batches import default_micro
+from lpcompile.core.plan import Plan
+from lpcompile.core.progress import Progress, silent, within
 from lpcompile.errors import PlanError, UsageError
-from lpcompile.layout import Layout, begin, follow_plan, make_plan, plan_program, small_batch
-from lpcompile.micro import default_micro
-from lpcompile.options import Options
-from lpcompile.passes.batch import batch_size, resized
-from lpcompile.passes.capture import Captured, capture, rebuilder
-from lpcompile.passes.cost import Profile
-from lpcompile.passes.cuts import cuts
-from lpcompile.passes.flops import flops_profile
-from lpcompile.passes.gate import gate, staged
-from lpcompile.passes.partition import Link
-from lpcompile.passes.partition_options import Pins
-from lpcompile.passes.profile import SOURCES, profile
-from lpcompile.passes.progress import Progress, silent, within
-from lpcompile.passes.signature import example_call
-from lpcompile.passes.split import Stage
-from lpcompile.passes.units import Unit, units
-from lpcompile.passes.zeroing import refuse_trained
-from lpcompile.plan import Plan
+from lpcompile.passes.auxnet.zeroing import refuse_trained
+from lpcompile.passes.capture.capture import Captured, capture, rebuilder
+from lpcompile.passes.capture.signature import example_call
+from lpcompile.passes.graph.batch import batch_size, resized
+from lpcompile.passes.partition.options import Pins
+from lpcompile.passes.partition.partition import Link
+from lpcompile.passes.profile.flops import flops_profile
+from lpcompile.passes.profile.profile import SOURCES, profile
+from lpcompile.passes.split.cuts import cuts
+from lpcompile.passes.split.gate import gate, staged
+from lpcompile.passes.split.split import Stage
+from lpcompile.passes.split.units import Unit, units
+from lpcompile.planning.arrange import Layout, begin, follow_plan, make_plan, plan_program, small_batch
+from lpcompile.planning.auxnets import AuxOptions, default_budget
+from lpcompile.planning.options import Options
 from lpcompile.program import Compiled, Program, on_meta
-from lpcompile.runtime import launch
-from lpcompile.runtime.handshake import in_torchrun
+from lpcompile.runtime.comm.handshake import in_torchrun
+from lpcompile.runtime.launch import launch
 
 WIDTHS = (1, 2, 3, 8)
 BALANCED = 1.25  # a wider boundary is not worth it where narrower ones give a largest stage within this of the mean

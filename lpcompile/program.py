@@ -9,21 +9,21 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import nn
 
+from lpcompile.core.plan import Plan
+from lpcompile.core.spec import TensorSpec
 from lpcompile.errors import InputError, UsageError
-from lpcompile.passes.auxnet import AuxNet
-from lpcompile.passes.batch import Different, same_graph
-from lpcompile.passes.capture import Captured, rebuilder
-from lpcompile.passes.gate import staged
-from lpcompile.passes.in_place import in_place
-from lpcompile.passes.signature import example_call
-from lpcompile.passes.spec import TensorSpec
-from lpcompile.passes.split import Stage
-from lpcompile.passes.tree import flatten
-from lpcompile.plan import Plan
+from lpcompile.passes.auxnet.derive import AuxNet
+from lpcompile.passes.capture.capture import Captured, rebuilder
+from lpcompile.passes.capture.signature import example_call
+from lpcompile.passes.graph.batch import Different, same_graph
+from lpcompile.passes.graph.tree import flatten
+from lpcompile.passes.split.gate import staged
+from lpcompile.passes.split.in_place import in_place
+from lpcompile.passes.split.split import Stage
 
 if TYPE_CHECKING:
-    from lpcompile.options import Options
-    from lpcompile.runtime.trainer import Trainer
+    from lpcompile.planning.options import Options
+    from lpcompile.runtime.engine.trainer import Trainer
 
 
 class Compiled(NamedTuple):
@@ -115,7 +115,7 @@ class Program(nn.Module):
 
     def emit(self, directory: str | Path, *, overwrite: bool = False) -> Path:
         """Write the program as Python files, data and weights that run without the compiler; see `lpcompile.load`."""
-        from lpcompile.emit import emit
+        from lpcompile.emit.write import emit
 
         return emit(self, directory, overwrite=overwrite)
 
@@ -195,16 +195,16 @@ class Program(nn.Module):
         return in_place(stage) if isinstance(stage, Stage) else None  # else it was loaded from code
 
     def trainer(self, loss_fn: Callable[[Any, Any], torch.Tensor], **options: Any) -> Trainer:
-        """Train this program: see `lpcompile.runtime.trainer.Trainer`."""
-        from lpcompile.runtime.trainer import Trainer
+        """Train this program: see `lpcompile.runtime.engine.trainer.Trainer`."""
+        from lpcompile.runtime.engine.trainer import Trainer
 
         return Trainer(self, loss_fn, **options)
 
     def fit(
         self, loss_fn: Callable[[Any, Any], torch.Tensor], loader: Any, epochs: int = 1, **options: Any
     ) -> dict[str, Any]:
-        """Train on K processes of this machine and keep the weights: see `lpcompile.runtime.fit.fit`."""
-        from lpcompile.runtime.fit import fit
+        """Train on K processes of this machine and keep the weights: see `lpcompile.runtime.loop.fit.fit`."""
+        from lpcompile.runtime.loop.fit import fit
 
         return fit(self, loss_fn, loader, epochs, **options)
 
@@ -227,7 +227,7 @@ class Program(nn.Module):
 
 
 def _heads(done: Compiled, how: Options | None) -> tuple[AuxNet, ...]:
-    from lpcompile.heads import make_heads
+    from lpcompile.planning.heads import make_heads
 
     if not isinstance(done.captured, Captured):
         raise UsageError(

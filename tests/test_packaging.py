@@ -18,8 +18,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
+DATA = (".css", ".html", ".js", ".json", ".typed")
 BUILT = ("lpcompile", "passes", "runtime", "pyproject.toml", "README.md", "LICENSE")
-WHERE = "import lpcompile.passes.cost, lpcompile.runtime; print(lpcompile.__file__, lpcompile.passes.cost.__file__)"
+WHERE = "import lpcompile; from lpcompile.passes.codegen import names; print(lpcompile.__file__, names.__file__)"
 
 
 def python(
@@ -84,7 +85,7 @@ def test_a_wheel_holds_passes_and_runtime_inside_lpcompile_and_nothing_else_at_t
         for folder in ("passes", "runtime")
         for path in (ROOT / folder).rglob("*.py")
     }
-    assert "lpcompile/passes/cost.py" in expected and expected <= names
+    assert "lpcompile/passes/codegen/names.py" in expected and expected <= names
     assert {"lpcompile/py.typed", "lpcompile/models/resnet.py", "lpcompile/zoo/entry.py"} <= names
 
 
@@ -101,7 +102,7 @@ def test_an_installed_wheel_imports_from_anywhere(wheel: Path, tmp_path: Path) -
     install = ("-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", str(target), str(wheel))
     python(*install, cwd=tmp_path)
     printed = python("-c", WHERE, cwd=tmp_path, path=target).stdout
-    assert printed.split() == [str(target / "lpcompile" / name) for name in ("__init__.py", "passes/cost.py")]
+    assert printed.split() == [str(target / "lpcompile" / name) for name in ("__init__.py", "passes/codegen/names.py")]
     for name in ("passes", "runtime"):
         assert fails_to_import(name, tmp_path, path=target)
 
@@ -117,14 +118,14 @@ def test_an_editable_install_follows_the_checkout_but_offers_no_bare_passes(tree
     with zipfile.ZipFile(editable) as archive:
         archive.extractall(site)  # all that an installer does with a pure wheel, short of the script
     printed = python("-c", WHERE, cwd=tmp_path, executable=executable).stdout
-    assert printed.split() == [str(tree / "lpcompile" / name) for name in ("__init__.py", "passes/cost.py")]
+    assert printed.split() == [str(tree / "lpcompile" / name) for name in ("__init__.py", "passes/codegen/names.py")]
     for name in ("passes", "runtime"):
         assert fails_to_import(name, tmp_path, executable)
 
 
 def test_a_bare_checkout_imports(tmp_path: Path) -> None:
     printed = python("-c", WHERE, cwd=tmp_path, path=ROOT).stdout
-    assert printed.split() == [str(ROOT / "lpcompile" / name) for name in ("__init__.py", "passes/cost.py")]
+    assert printed.split() == [str(ROOT / "lpcompile" / name) for name in ("__init__.py", "passes/codegen/names.py")]
 
 
 def test_import_brings_in_none_of_the_packages_that_only_some_commands_need(tmp_path: Path) -> None:
@@ -142,6 +143,5 @@ def test_import_adds_less_than_a_fifth_of_a_second_to_that_of_torch(tmp_path: Pa
 
 
 def test_a_wheel_holds_what_pages_are_made_of(wheel: Path) -> None:
-    assert {
-        f"lpcompile/{n}" for n in ("page.css", "report.css", "report.html", "report.js", "compare.html")
-    } <= contents(wheel)
+    data = {path.relative_to(ROOT).as_posix() for path in (ROOT / "lpcompile").rglob("*") if path.suffix in DATA}
+    assert len(data) >= 7 and data <= contents(wheel)

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from lpcompile import memory_format
+from lpcompile.core import memory_format
 from lpcompile.errors import UsageError
 from lpcompile.models import REGISTRY
 from lpcompile.sources import hf, packages, python

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from lpcompile.emit.read import load
 from lpcompile.errors import LpError
-from lpcompile.load import load
 from lpcompile.program import Program
 from lpcompile.zoo.aux_check import chain
 from lpcompile.zoo.check import differences, short

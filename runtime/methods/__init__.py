@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from difflib import get_close_matches
 
+from lpcompile.core.method import Method, ScheduleOptions
 from lpcompile.errors import UsageError
 from lpcompile.runtime.methods.bp import BP
 from lpcompile.runtime.methods.dgl import DGL, DGL_ASYNC
 from lpcompile.runtime.methods.fr import FR
 from lpcompile.runtime.methods.lagrangian import LAGRANGIAN
-from lpcompile.runtime.methods.method import Method, ScheduleOptions
 from lpcompile.runtime.methods.multiplier import MULTIPLIER
 from lpcompile.runtime.methods.penalty import PENALTY
 from lpcompile.runtime.methods.pipedream import DDG, PIPEDREAM

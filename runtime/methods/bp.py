@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lpcompile.plan import Plan
-from lpcompile.runtime.methods.method import Method, ScheduleOptions, Tensors, Terms, assemble, finish
-from lpcompile.schedule import Builder, Schedule
+from lpcompile.core.method import Method, ScheduleOptions, Tensors, Terms, assemble, finish
+from lpcompile.core.plan import Plan
+from lpcompile.core.schedule import Builder, Schedule
 
 
 def schedule(plan: Plan, options: ScheduleOptions) -> Schedule:

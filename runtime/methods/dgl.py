@@ -13,10 +13,10 @@ there, so that no rank waits for another but for the very first X.
 
 from __future__ import annotations
 
-from lpcompile.plan import Plan
+from lpcompile.core.method import Method, ScheduleOptions, assemble, finish
+from lpcompile.core.plan import Plan
+from lpcompile.core.schedule import Builder, Schedule
 from lpcompile.runtime.methods.bp import adjoint
-from lpcompile.runtime.methods.method import Method, ScheduleOptions, assemble, finish
-from lpcompile.schedule import Builder, Schedule
 
 
 def schedule(plan: Plan, options: ScheduleOptions) -> Schedule:

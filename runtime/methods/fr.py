@@ -18,11 +18,11 @@ uses the batch's statistics both times and counts the batch once in its running 
 
 from __future__ import annotations
 
-from lpcompile.plan import Plan
+from lpcompile.core.method import Method, ScheduleOptions, assemble, finish
+from lpcompile.core.plan import Plan
+from lpcompile.core.schedule import Builder, Schedule
 from lpcompile.runtime.methods import bp
-from lpcompile.runtime.methods.method import Method, ScheduleOptions, assemble, finish
 from lpcompile.runtime.methods.pipedream import post
-from lpcompile.schedule import Builder, Schedule
 
 
 def schedule(plan: Plan, options: ScheduleOptions) -> Schedule:

@@ -9,8 +9,7 @@ learns the updated κ: the form that the paper left open.
 
 from __future__ import annotations
 
-from lpcompile.plan import Plan
-from lpcompile.runtime.methods.method import (
+from lpcompile.core.method import (
     Layout,
     Method,
     ScheduleOptions,
@@ -19,8 +18,9 @@ from lpcompile.runtime.methods.method import (
     assemble,
     hosts_of,
 )
+from lpcompile.core.plan import Plan
+from lpcompile.core.schedule import Schedule
 from lpcompile.runtime.methods.penalty import decoupled_step
-from lpcompile.schedule import Schedule
 
 
 def schedule(plan: Plan, options: ScheduleOptions) -> Schedule:

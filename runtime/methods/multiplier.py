@@ -19,8 +19,7 @@ With `lockstep` nothing is skewed: backwards wait for each other, as in plain tr
 
 from __future__ import annotations
 
-from lpcompile.plan import Plan
-from lpcompile.runtime.methods.method import (
+from lpcompile.core.method import (
     Layout,
     Method,
     ScheduleOptions,
@@ -30,8 +29,9 @@ from lpcompile.runtime.methods.method import (
     finish,
     hosts_of,
 )
+from lpcompile.core.plan import Plan
+from lpcompile.core.schedule import Builder, Schedule
 from lpcompile.runtime.methods.penalty import correct, correction, decoupled_forward
-from lpcompile.schedule import Builder, Schedule
 
 
 def schedule(plan: Plan, options: ScheduleOptions) -> Schedule:

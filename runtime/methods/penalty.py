@@ -8,8 +8,7 @@ With `recursive`, λ_k comes straight from the model's input (ReAuxNet), so that
 
 from __future__ import annotations
 
-from lpcompile.plan import Plan
-from lpcompile.runtime.methods.method import (
+from lpcompile.core.method import (
     Layout,
     Method,
     ScheduleOptions,
@@ -19,7 +18,8 @@ from lpcompile.runtime.methods.method import (
     finish,
     hosts_of,
 )
-from lpcompile.schedule import Builder, Schedule
+from lpcompile.core.plan import Plan
+from lpcompile.core.schedule import Builder, Schedule
 
 
 def schedule(plan: Plan, options: ScheduleOptions) -> Schedule:

@@ -34,11 +34,11 @@ so there are two versions of the weights, and the same delay of one step on all 
 
 from __future__ import annotations
 
+from lpcompile.core.method import Method, ScheduleOptions, assemble, finish
+from lpcompile.core.plan import Plan
+from lpcompile.core.schedule import Builder, Schedule
 from lpcompile.errors import UsageError
-from lpcompile.plan import Plan
 from lpcompile.runtime.methods import bp
-from lpcompile.runtime.methods.method import Method, ScheduleOptions, assemble, finish
-from lpcompile.schedule import Builder, Schedule
 
 
 def schedule(plan: Plan, options: ScheduleOptions) -> Schedule:

@@ -15,11 +15,11 @@ from functools import partial
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from lpcompile.pipelining import FORWARD, INPUT, PIPELINES, WEIGHT, order
-from lpcompile.plan import Plan
+from lpcompile.core.method import Method, ScheduleOptions, assemble, finish
+from lpcompile.core.pipeline_order import FORWARD, INPUT, PIPELINES, WEIGHT, order
+from lpcompile.core.plan import Plan
+from lpcompile.core.schedule import Builder, Schedule
 from lpcompile.runtime.methods import bp
-from lpcompile.runtime.methods.method import Method, ScheduleOptions, assemble, finish
-from lpcompile.schedule import Builder, Schedule
 
 
 def schedule(name: str, plan: Plan, options: ScheduleOptions) -> Schedule:

@@ -6,10 +6,10 @@
 
 from __future__ import annotations
 
-from lpcompile.plan import Plan
-from lpcompile.runtime.methods.method import Layout, Method, ScheduleOptions, assemble, hosts_of
+from lpcompile.core.method import Layout, Method, ScheduleOptions, assemble, hosts_of
+from lpcompile.core.plan import Plan
+from lpcompile.core.schedule import Schedule
 from lpcompile.runtime.methods.penalty import adjoint, correction, decoupled_step
-from lpcompile.schedule import Schedule
 
 
 def schedule(plan: Plan, options: ScheduleOptions) -> Schedule:

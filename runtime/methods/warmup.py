@@ -6,9 +6,7 @@ alone, so that the violation measured here is the one at the moment of decouplin
 
 from __future__ import annotations
 
-from lpcompile.plan import Plan
-from lpcompile.runtime.methods import bp
-from lpcompile.runtime.methods.method import (
+from lpcompile.core.method import (
     Layout,
     Method,
     ScheduleOptions,
@@ -18,7 +16,9 @@ from lpcompile.runtime.methods.method import (
     finish,
     hosts_of,
 )
-from lpcompile.schedule import Builder, Schedule
+from lpcompile.core.plan import Plan
+from lpcompile.core.schedule import Builder, Schedule
+from lpcompile.runtime.methods import bp
 
 
 def schedule(plan: Plan, options: ScheduleOptions) -> Schedule:

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from lpcompile.runtime.comm import AHEAD
-from lpcompile.runtime.loop import Watch, run
+from lpcompile.runtime.comm.transport import AHEAD
+from lpcompile.runtime.loop.loop import Watch, run
 from tests.runtime.small import batches, compiled, norm_mlp, sgd
 
 STEPS = 30  # many more than a buffer or the wire hold

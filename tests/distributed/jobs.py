@@ -14,8 +14,9 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from lpcompile.errors import TrainingError, UsageError
-from lpcompile.runtime import comm, storage
-from lpcompile.runtime.loop import Watch, run
+from lpcompile.runtime.checkpoint import storage
+from lpcompile.runtime.comm import transport as comm
+from lpcompile.runtime.loop.loop import Watch, run
 from tests.runtime.small import any_auxnets, batches, compiled, mlp, norm_mlp, sgd
 
 METHODS = {

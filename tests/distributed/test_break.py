@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from lpcompile.errors import TrainingError
-from lpcompile.runtime import checkpoint
-from lpcompile.runtime.guard import Board, Doing, Failure, first_cause
-from lpcompile.runtime.launch import Interrupted, launch
+from lpcompile.runtime.checkpoint import checkpoint
+from lpcompile.runtime.launch.board import Board, Doing, Failure, first_cause
+from lpcompile.runtime.launch.launch import Interrupted, launch
 from tests.distributed import jobs
 
 ROOT = Path(__file__).parents[2]
@@ -70,7 +70,7 @@ def test_a_rank_that_hangs_is_named(tmp_path):
 
 SCRIPT = """
 import sys
-from lpcompile.runtime.launch import launch
+from lpcompile.runtime.launch.launch import launch
 from tests.distributed import jobs
 if __name__ == "__main__":
     launch(jobs.endless, (sys.argv[1],), world=2)

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from lpcompile.errors import UsageError
-from lpcompile.runtime import checkpoint, plain
-from lpcompile.runtime.launch import launch
+from lpcompile.runtime.checkpoint import checkpoint, plain
+from lpcompile.runtime.launch.launch import launch
 from tests.distributed import jobs
 
 K = 2

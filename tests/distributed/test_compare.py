@@ -11,17 +11,17 @@ import pytest
 import torch
 
 import lpcompile
-from lpcompile import compare as module
-from lpcompile.charts import apart, ticks
-from lpcompile.cli import main
-from lpcompile.compare import VERSION, Comparison, Request, compare
-from lpcompile.compare_html import page
-from lpcompile.compare_table import text
-from lpcompile.compare_timeline import batch_of, kind_of, lanes
+from lpcompile.cli.main import main
+from lpcompile.compare import run as module
+from lpcompile.compare.page import page
+from lpcompile.compare.properties import NAMES
+from lpcompile.compare.run import VERSION, Comparison, Request, compare
+from lpcompile.compare.table import text
+from lpcompile.compare.timeline import batch_of, kind_of, lanes
+from lpcompile.draw.charts import apart, ticks
 from lpcompile.errors import TrainingError, UsageError
-from lpcompile.properties import NAMES
-from lpcompile.runtime.launch import Interrupted
-from lpcompile.runtime.peak import Alive
+from lpcompile.runtime.engine.peak import Alive
+from lpcompile.runtime.launch.launch import Interrupted
 from tests.distributed.test_train import NET
 from tests.runtime.small import mlp
 

@@ -7,8 +7,8 @@ import json
 import pytest
 import torch
 
-from lpcompile.cli import main
-from lpcompile.runtime.launch import Interrupted, launch
+from lpcompile.cli.main import main
+from lpcompile.runtime.launch.launch import Interrupted, launch
 from tests.distributed import async_jobs as jobs
 from tests.distributed.test_train import NET, ROOT, arguments
 from tests.runtime.small import norm_mlp

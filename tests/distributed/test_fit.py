@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from lpcompile.errors import UsageError
-from lpcompile.runtime import pack
+from lpcompile.runtime.comm import pack
 from tests.distributed import jobs
 from tests.runtime.small import batches, compiled, norm_mlp
 

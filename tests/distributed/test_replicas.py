@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from lpcompile.errors import UsageError
-from lpcompile.runtime.launch import launch
+from lpcompile.runtime.launch.launch import launch
 from tests.distributed import jobs
 from tests.runtime.small import batches, compiled, mlp, sgd
 

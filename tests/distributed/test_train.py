@@ -16,9 +16,9 @@ import torch
 from torch import nn
 
 import lpcompile
-from lpcompile.cli import main
-from lpcompile.runtime import checkpoint
-from lpcompile.train import Job, compiled
+from lpcompile.cli.main import main
+from lpcompile.runtime.checkpoint import checkpoint
+from lpcompile.training.job import Job, compiled
 from tests.runtime.ranks import free_port
 
 ROOT = Path(__file__).parents[2]

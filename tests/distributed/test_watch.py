@@ -8,9 +8,9 @@ from itertools import pairwise
 
 import pytest
 
-from lpcompile.runtime import log as logs
-from lpcompile.runtime.launch import launch
-from lpcompile.runtime.loop import Watch, run
+from lpcompile.runtime.launch.launch import launch
+from lpcompile.runtime.loop import log as logs
+from lpcompile.runtime.loop.loop import Watch, run
 from tests.distributed import jobs
 
 

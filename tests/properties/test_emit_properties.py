@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from lpcompile import Program, load
+from lpcompile import Program
+from lpcompile.emit import read as load
 from tests.properties.random_models import Recipe, examples, recipes
 from tests.properties.test_stage_properties import (
     assert_same,
@@ -110,7 +111,7 @@ def alone(program: Program, inputs: list[Tensor]) -> dict[str, Tensor]:
         program.train(training)
         program.load_state_dict(state)
         program.zero_grad(set_to_none=True)
-        from lpcompile.passes.gate import staged
+        from lpcompile.passes.split.gate import staged
 
         for stage in program.stages:
             stage._lp_refresh()

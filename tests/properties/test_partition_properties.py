@@ -11,12 +11,13 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from lpcompile.core.cost import Profile, UnitCost
 from lpcompile.errors import PlanError
-from lpcompile.passes import partition_bound, partition_search
-from lpcompile.passes.cost import Profile, UnitCost
-from lpcompile.passes.partition import Link, Partition, _problem, auto_stages, evaluate, partition
-from lpcompile.passes.partition_bound import Problem, Relaxation, Window
-from lpcompile.passes.partition_options import Pins
+from lpcompile.passes.partition import bound as partition_bound
+from lpcompile.passes.partition import search as partition_search
+from lpcompile.passes.partition.bound import Problem, Relaxation, Window
+from lpcompile.passes.partition.options import Pins
+from lpcompile.passes.partition.partition import Link, Partition, _problem, auto_stages, evaluate, partition
 
 # A few round values make ties, zero-cost units and equal messages common.
 MS = st.one_of(st.sampled_from([0.0, 1.0, 2.0, 7.5]), st.floats(0.01, 10))

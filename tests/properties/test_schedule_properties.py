@@ -9,11 +9,11 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
+from lpcompile.core.schedule import STEPWISE, Builder, Ref, Schedule, build
+from lpcompile.core.staleness import staleness
+from lpcompile.core.verify import verify
 from lpcompile.errors import ScheduleError
 from lpcompile.runtime.methods import HELPERS, METHODS, ScheduleOptions
-from lpcompile.schedule import STEPWISE, Builder, Ref, Schedule, build
-from lpcompile.staleness import staleness
-from lpcompile.verify import verify
 
 ALL = {**METHODS, **HELPERS}
 COMPUTATIONS = ("stash", "replay", "forward", "backward", "backward_input", "aux_forward", "penalize", "correct",

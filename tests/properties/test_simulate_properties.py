@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lpcompile.device_spec import LinkSpec
-from lpcompile.op_costs import costs_of
-from lpcompile.replan import replan
-from lpcompile.runtime.default_schedule import default_schedule
+from lpcompile.planning.replan import replan
+from lpcompile.runtime.engine.schedules import default_schedule
 from lpcompile.runtime.methods import METHODS
-from lpcompile.simulate import simulate
-from tests.lpcompile.even_plan import IDEAL, even_plan
+from lpcompile.simulate.device_spec import LinkSpec
+from lpcompile.simulate.op_costs import costs_of
+from lpcompile.simulate.step import simulate
+from tests.simulate.even_plan import IDEAL, even_plan
 
 COSTS = st.lists(st.floats(0.1, 20.0), min_size=6, max_size=14)
 

@@ -23,8 +23,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from lpcompile import InputError, PlanError, Program, capture, cuts, parallelize
-from lpcompile.passes.split import Stage, split, stage_io
-from lpcompile.plan import Plan
+from lpcompile.core.plan import Plan
+from lpcompile.passes.split.split import Stage, split, stage_io
 from tests.properties.random_models import Call, Gate, Recipe, Repeat, Residual, examples, recipes
 
 pytestmark = pytest.mark.filterwarnings("ignore")

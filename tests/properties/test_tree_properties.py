@@ -13,7 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lpcompile.passes.tree import flatten
+from lpcompile.passes.graph.tree import flatten
 from tests.properties.random_models import examples
 
 Named = namedtuple("Named", ("left", "right"))

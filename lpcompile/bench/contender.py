@@ -1,0 +1,57 @@
+"""A contender of a bench: one rank of one way to train."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from lpcompile.bench.task import Work
+
+
+class Contender:
+    """One rank. `sent`: bytes that it sent in the last step; `micro`: micro-batches of a step."""
+
+    micro = 1
+    sent = 0
+
+    def __init__(self, given: Work) -> None:
+        self.work, self.batches = given, given.forever()
+        self.spent: dict[str, float] = {}
+
+    @contextlib.contextmanager
+    def clocked(self, part: str) -> Iterator[None]:
+        begin = time.thread_time()
+        yield
+        self.spent[part] = self.spent.get(part, 0.0) + time.thread_time() - begin
+
+    def step(self) -> None:
+        raise NotImplementedError
+
+    def use(self, micro: int) -> None:
+        """Go on with so many micro-batches a step."""
+        raise NotImplementedError
+
+    def finish(self) -> None:
+        """Nothing is under way afterwards."""
+
+    def held(self) -> int:
+        """Bytes of what stays from step to step: weights, buffers, the optimizer's state."""
+        raise NotImplementedError
+
+
+def compiled_module(module: nn.Module) -> nn.Module:
+    found: Any = torch.compile(module, dynamic=False)
+    assert isinstance(found, nn.Module)
+    return found
+
+
+def held_by(model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
+    states = [t for s in optimizer.state.values() for t in s.values()]
+    tensors = [t for t in (*model.parameters(), *model.buffers(), *states) if isinstance(t, torch.Tensor)]
+    locals_ = [t.to_local() if hasattr(t, "to_local") else t for t in tensors]
+    return sum(t.nbytes for t in locals_ if t.device.type != "meta")

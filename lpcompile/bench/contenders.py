@@ -1,0 +1,178 @@
+"""Who runs in a bench: plain training, data parallelism, torch's own pipelines, and every method of ours.
+
+A contender is one rank of one way to train. All are measured by the same loop (`lpcompile.bench.rank`), which asks them
+for a step at a time; what a step did with its time they add to `spent`, in seconds of this thread's CPU.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from lpcompile.bench.contender import Contender, compiled_module, held_by
+from lpcompile.bench.task import Task, Work, call, loss, slice_of, work
+from lpcompile.bench.torch_pipeline import Pipeline
+from lpcompile.compare.runners import MADE
+from lpcompile.compare.timeline import kind_of
+from lpcompile.compile import parallelize
+from lpcompile.core.pipeline_order import SCHEDULES, micro_batches
+from lpcompile.core.plan import Plan
+from lpcompile.errors import UsageError
+from lpcompile.passes.graph.untouched import untouched
+from lpcompile.program import Program
+from lpcompile.runtime.engine import memory
+from lpcompile.runtime.methods import METHODS
+
+PLAIN, THREADS, LIMIT, DDP, FSDP = "plain", "threads", "limit", "ddp", "fsdp"
+TORCH = {f"torch-{name}": name for name in SCHEDULES}  # torch's own engine, by our planner's cut
+PEERS = (PLAIN, THREADS, LIMIT, DDP, FSDP, *TORCH)
+CONTENDERS = (*PEERS, *METHODS)
+PARTS = {"forward": "forward", "backward": "backward", "auxiliary": "aux", "step": "optimizer", "message": "transfer",
+         "wait": "python"}  # fmt: skip
+
+
+class Plain(Contender):
+    """The loop that everybody writes; around a wrapped model, and on a part of the batch, it is data parallelism."""
+
+    buckets = 0  # bytes that DDP keeps for gradients
+
+    def __init__(
+        self, given: Work, compiled: bool, wrap: Callable[[nn.Module], nn.Module] | None = None, part: Any = None
+    ) -> None:
+        super().__init__(given)
+        self.model = wrap(given.model) if wrap is not None else given.model
+        self.optimizer = given.optimizer(list(self.model.parameters()))
+        self.part = part
+        self.called = compiled_module(self.model) if compiled else self.model
+
+    def step(self) -> None:
+        x, y, _ = next(self.batches)
+        if self.part is not None:
+            x, y = slice_of((x, y), *self.part)
+        with self.clocked("forward"):
+            value = loss(call(self.called, x), y)
+        with self.clocked("backward"):
+            torch.autograd.backward(value)
+        with self.clocked("optimizer"):
+            self.optimizer.step()
+            self.optimizer.zero_grad(set_to_none=True)
+
+    def held(self) -> int:
+        return self.buckets + held_by(self.model, self.optimizer)
+
+
+class Ours(Contender):
+    """One rank of a method of ours, by the trainer that everybody uses."""
+
+    def __init__(self, given: Work, program: Program, method: str, compiled: bool, transfer: str | None) -> None:
+        super().__init__(given)
+        options = {"compile": compiled, "transfer": torch.bfloat16 if transfer else None, "warmup": 0}
+        self.trainer = program.trainer(loss, optimizer=given.optimizer, method=method, **options)
+        self.micro = self.trainer.micro
+        worker = self.trainer.workers[0]
+        worker.trace, worker.clock = [], time.thread_time
+
+    def use(self, micro: int) -> None:
+        self.trainer.switch(self.trainer.target.name, micro=micro)
+        self.micro = self.trainer.micro
+
+    def step(self) -> None:
+        x, y, index = next(self.batches)
+        self.sent = self.trainer.step(x, y, index)["bytes"]
+        trace = self.trainer.workers[0].trace
+        assert trace is not None
+        for name, _, _, begin, end in trace:
+            part = PARTS[kind_of(name)]
+            self.spent[part] = self.spent.get(part, 0.0) + end - begin
+        trace.clear()
+
+    def finish(self) -> None:
+        self.trainer.flush()
+
+    def held(self) -> int:
+        return sum(size for name, size in memory.of(self.trainer.workers[0]).items() if name not in MADE)
+
+
+def make(name: str, task: Task, plan: Plan | None) -> Contender:
+    """This rank's part of a contender. `plan`: for those that run on stages."""
+    given = work(task)
+    if name in (PLAIN, LIMIT):
+        return Plain(given, task.compile)
+    if name == THREADS:
+        torch.set_num_threads(task.K)
+        if task.cores and hasattr(os, "sched_setaffinity"):
+            os.sched_setaffinity(0, task.cores[: task.K])
+        return Plain(given, task.compile)
+    rank, world = dist.get_rank(), dist.get_world_size()
+    if name == DDP:
+        found = Plain(given, task.compile, lambda _: _ddp(given, task.transfer), (rank, world))
+        found.buckets = _nbytes(given.model)
+        found.sent = round(2 * (world - 1) / world * found.buckets / (2 if task.transfer else 1))  # a ring
+        return found
+    if name == FSDP:
+        size = _nbytes(given.model)
+        found = Plain(given, task.compile, _fsdp, (rank, world))
+        for group in found.optimizer.param_groups:
+            group["fused"] = False  # torch has no fused SGD for sharded weights
+        found.sent = round(3 * (world - 1) / world * size)  # gathered for forward and backward, scattered once
+        return found
+    assert plan is not None
+    program = parallelize(given.model, plan.K, plan=plan, example_inputs=given.batches[0][0], gate=False)
+    if name in TORCH:
+        return Pipeline(given, program, TORCH[name], task.compile)
+    return Ours(given, program, name, task.compile, task.transfer)
+
+
+def _ddp(given: Work, transfer: str | None) -> nn.Module:
+    """Looking for parameters without a gradient takes time in every step, so it does that only where there are some."""
+    x, y, _ = given.batches[0]
+    part = slice_of((x, y), dist.get_rank(), dist.get_world_size())
+    with untouched(given.model):
+        torch.autograd.backward(loss(call(given.model, part[0]), part[1]))
+        unused = any(p.grad is None for p in given.model.parameters() if p.requires_grad)
+    found = nn.parallel.DistributedDataParallel(
+        given.model, gradient_as_bucket_view=True, find_unused_parameters=unused
+    )
+    if transfer:
+        from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
+
+        found.register_comm_hook(None, bf16_compress_hook)
+    return found
+
+
+def _fsdp(model: nn.Module) -> nn.Module:
+    """Every block by itself, as its documentation advises: what stands in a list or a sequence and has parts."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    device = next(model.parameters()).device.type
+    mesh = init_device_mesh(device, (dist.get_world_size(),))
+    lists = [m for m in model.modules() if isinstance(m, (nn.ModuleList, nn.Sequential))]
+    for block in {id(b): b for m in lists for b in m.children() if any(True for _ in b.children())}.values():
+        if any(True for _ in block.parameters()):
+            fully_shard(block, mesh=mesh)
+    return fully_shard(model, mesh=mesh)  # type: ignore[return-value]
+
+
+def _nbytes(model: nn.Module) -> int:
+    return sum(p.nbytes for p in model.parameters() if p.requires_grad)
+
+
+def micro_choices(name: str, plan: Plan) -> list[int]:
+    """Micro-batches to try for a contender whose results do not depend on them; none for the others."""
+    method = TORCH.get(name, name)
+    if method not in SCHEDULES or not plan.batch_free or not plan.batch:
+        return []
+    found = []
+    for micro in (plan.K, 2 * plan.K, 4 * plan.K, 8 * plan.K):
+        with contextlib.suppress(UsageError):
+            found.append(micro_batches(method, plan.K, plan.batch, micro))
+    # a BatchNorm may refuse single samples, and they are nobody's fastest
+    return [micro for micro in found if plan.batch // micro > 1] or found[:1]

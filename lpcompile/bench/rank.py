@@ -1,0 +1,121 @@
+"""A process of a bench: it builds its part of one contender, and then trains whenever it is told to.
+
+While it waits for its turn it does nothing at all, and gives back the memory that it does not need.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import logging
+import os
+import tempfile
+import time
+import warnings
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from lpcompile.bench.contender import Contender
+from lpcompile.bench.contenders import Ours, make
+from lpcompile.bench.task import Task
+from lpcompile.core.plan import Plan
+from lpcompile.runtime.engine import memory
+from lpcompile.runtime.launch import board
+
+WARM = 1  # steps at the beginning of a block that are not counted: memory is asked for again, ranks get in step
+
+
+def serve(name: str, task: Task, plan: dict[str, Any] | None, pipes: list[Any]) -> None:
+    """The life of one rank: ready, then block after block, until it is told that this is all."""
+    logging.basicConfig(level=logging.ERROR)
+    warnings.simplefilter("ignore")
+    pipe = pipes[int(os.environ["RANK"])]
+    begin = time.perf_counter()
+    contender = make(name, task, Plan.from_json(plan) if plan is not None else None)
+    built = time.perf_counter() - begin
+    contender.step()
+    first = time.perf_counter() - begin - built
+    pipe.send({"built": built, "first": first, "micro": contender.micro})
+    contender.finish()
+    before = _resident() - contender.held()  # Python, torch and the compiler
+    while True:
+        with board.away(0, "waiting for its turn"):
+            command, value = pipe.recv()
+        if command == "end":
+            return
+        if command == "use":
+            contender.use(value)
+            contender.step()
+            pipe.send({})
+        elif command == "block":
+            pipe.send(block(contender, value, before, task.device))
+        elif command == "save":
+            assert isinstance(contender, Ours)
+            pipe.send(_save(contender))
+
+
+def block(contender: Contender, steps: int, before: int, device: str) -> dict[str, Any]:
+    """So many steps in a row; `ends` has one time more than there are steps, on a clock that all processes share."""
+    memory.reset_peak()
+    _meet()
+    for _ in range(WARM):
+        contender.step()
+    contender.spent.clear()
+    _synchronize(device)
+    ends, sent = [time.perf_counter()], 0
+    cpu, thread = time.process_time(), time.thread_time()
+    for _ in range(steps):
+        contender.step()
+        _synchronize(device)
+        ends.append(time.perf_counter())
+        sent += contender.sent
+    cpu, thread = time.process_time() - cpu, time.thread_time() - thread
+    peak = memory.process() - before
+    if device.startswith("cuda"):
+        peak = torch.cuda.max_memory_allocated()
+    _meet()
+    _trim()
+    return {"ends": ends, "cpu": cpu, "thread": thread, "spent": dict(contender.spent), "sent": sent / steps,
+            "peak": peak}  # fmt: skip
+
+
+def _save(contender: Ours) -> dict[str, float]:
+    """Seconds to write a checkpoint and to go on from it."""
+    folder = [tempfile.mkdtemp() if dist.get_rank() == 0 else ""]
+    dist.broadcast_object_list(folder, 0)
+    contender.finish()
+    begin = time.perf_counter()
+    contender.trainer.save(folder[0])
+    saved = time.perf_counter()
+    contender.trainer.load(folder[0])
+    loaded = time.perf_counter()
+    dist.barrier()
+    if dist.get_rank() == 0:
+        import shutil
+
+        shutil.rmtree(folder[0])
+    return {"save": saved - begin, "load": loaded - saved}
+
+
+def _meet() -> None:
+    if dist.is_initialized():
+        dist.barrier()
+
+
+def _synchronize(device: str) -> None:
+    if device.startswith("cuda"):
+        torch.cuda.synchronize()
+
+
+def _resident() -> int:
+    _trim()
+    memory.reset_peak()
+    return memory.process()
+
+
+def _trim() -> None:
+    """Give freed memory back to the system."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL("libc.so.6").malloc_trim(0)

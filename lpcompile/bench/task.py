@@ -1,0 +1,135 @@
+"""What every contender of a bench gets: the same model, samples, targets, loss and optimizer.
+
+Batches are made once and stay in memory, so that a step is a step: loading is nobody's work here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from lpcompile import sources
+from lpcompile.errors import UsageError
+from lpcompile.training.job import Job, _optimizer
+
+BATCHES = 4  # that are trained on in turn
+LR = 1e-3  # the speed of a step does not depend on it, unless numbers overflow
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is trained, as plain data that every process is given. `cores` are those that the bench may use.
+
+    channels_last, compile: the same for all contenders. transfer: "bf16", for what our ranks and DDP's send. aux_dtype:
+    "bf16", for our AuxNets; init: how they start, as in `train`, which decides how small they can be.
+    """
+
+    model: str
+    K: int
+    batch: int
+    input: str | None = None
+    optimizer: str = "sgd"
+    seed: int = 0
+    device: str = "cpu"
+    cores: tuple[int, ...] = ()
+    channels_last: bool = False
+    compile: bool = False
+    transfer: str | None = None
+    aux_dtype: str | None = None
+    init: str | None = None
+
+
+@dataclass(frozen=True)
+class Work:
+    """The task as objects: a model with what it is trained on. Batches are (inputs, target, sample numbers)."""
+
+    model: nn.Module
+    batches: list[tuple[Any, Any, Tensor]]
+    optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer]
+
+    def forever(self) -> Iterator[tuple[Any, Any, Tensor]]:
+        while True:
+            yield from self.batches
+
+
+def work(task: Task) -> Work:
+    """The same on every rank: all that is random comes from the seed."""
+    torch.manual_seed(task.seed)
+    source = sources.load(
+        task.model, batch=task.batch, input_shape=task.input, seed=task.seed, channels_last=task.channels_last
+    )
+    if source.example_args and source.example_kwargs:
+        raise UsageError(f"{task.model} takes positional and keyword inputs; bench knows models with one kind of them")
+    first = source.example_kwargs or source.example_args
+    first = first[0] if isinstance(first, tuple) and len(first) == 1 else first
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        like = logits(call(source.model.eval(), first))
+    source.model.train()
+    g = torch.Generator().manual_seed(task.seed)
+    batches = []
+    for i in range(BATCHES):
+        x = first if i == 0 else pytree.tree_map(lambda t: _other(t, g), first)
+        index = torch.arange(i * task.batch, (i + 1) * task.batch)
+        batches.append(pytree.tree_map(lambda t: t.to(task.device), (x, _target(like, g), index)))
+    job = Job(task.model, lr=LR, optimizer=task.optimizer)
+    return Work(source.model.to(task.device), batches, _optimizer(job))
+
+
+def _other(tensor: Any, g: torch.Generator) -> Any:
+    """Another batch like this one: its samples in another order, floats with some noise."""
+    if not isinstance(tensor, Tensor) or not tensor.dim():
+        return tensor
+    shuffled = tensor[torch.randperm(len(tensor), generator=g)]
+    if not tensor.is_floating_point():
+        return shuffled
+    return shuffled + (0.1 * torch.randn(tensor.shape, generator=g)).to(tensor.dtype)
+
+
+def _target(like: Tensor, g: torch.Generator) -> Tensor:
+    """Classes for the last dimension of (batch, ..., classes), of which there are two or more; else numbers."""
+    if like.dim() in (2, 3) and like.shape[-1] > 1:
+        return torch.randint(0, like.shape[-1], like.shape[:-1], generator=g)
+    return torch.randn(like.shape, generator=g).to(like.dtype)
+
+
+def logits(found: Any) -> Tensor:
+    """What a loss is taken of: the output, `logits` of several, or the first tensor of numbers among them."""
+    if isinstance(found, Tensor):
+        return found
+    named = found.get("logits") if hasattr(found, "get") else None
+    if isinstance(named, Tensor):
+        return named
+    floats = [t for t in pytree.tree_leaves(found) if isinstance(t, Tensor) and t.is_floating_point()]
+    if not floats:
+        raise UsageError("the model gives no tensor of numbers that a loss could be taken of")
+    return floats[0]
+
+
+def loss(found: Any, target: Tensor) -> Tensor:
+    """Cross entropy where the target is classes, else the mean square of the difference."""
+    given = logits(found)
+    if target.is_floating_point():
+        return F.mse_loss(given, target)
+    return F.cross_entropy(given.flatten(0, -2), target.flatten())
+
+
+def call(model: nn.Module, x: Any) -> Any:
+    """x: a tensor, a tuple of arguments, or a dict of them."""
+    if isinstance(x, dict):
+        return model(**x)
+    return model(*x) if isinstance(x, tuple) else model(x)
+
+
+def slice_of(value: Any, rank: int, world: int) -> Any:
+    """A rank's part of a batch, for data parallelism."""
+
+    def cut(t: Any) -> Any:
+        return t.chunk(world)[rank] if isinstance(t, Tensor) and t.dim() else t
+
+    return pytree.tree_map(cut, value)

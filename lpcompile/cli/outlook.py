@@ -1,0 +1,81 @@
+"""What `inspect` says of time: options, text and JSON of the simulator's outlook on a plan."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lpcompile.draw.terminal import show
+from lpcompile.errors import UsageError
+
+if TYPE_CHECKING:
+    from lpcompile.core.plan import Plan
+    from lpcompile.simulate.outlook import Outlook
+
+
+def add_outlook(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--device-spec", metavar="NAME|FILE", help="what to predict times for: v100, h100, 10gbe-gpu, 10gbe-cpu, "
+        "this-machine, nominal, or a JSON file")  # fmt: skip
+    add("--sweep", metavar="K=1..16", help="predict speedup, memory and traffic for a range of K")
+    add("--compare-methods", action="store_true", help="predict the speedup of every method")
+    add("--trace", metavar="FILE", help="write the simulated timeline as a Chrome trace")
+
+
+def check_outlook(arguments: argparse.Namespace) -> None:
+    """Whether all of it can be done, told before anything is measured."""
+    from lpcompile.cli.compare import writable
+    from lpcompile.runtime.methods import get_method
+    from lpcompile.simulate.device_spec import device_spec
+
+    writable("trace", arguments.trace)
+    get_method(arguments.method)
+    if arguments.device_spec is not None:
+        device_spec(arguments.device_spec)
+    if arguments.sweep is not None:
+        sweep_range(arguments.sweep)
+
+
+def print_plan(arguments: argparse.Namespace, plan: Plan, found: Outlook | None) -> None:
+    """The plan and what to expect of it, as text or as JSON."""
+    from lpcompile.simulate.outlook_text import outlook_json, outlook_text
+    from lpcompile.simulate.text import chrome_trace
+
+    if arguments.trace is not None and found is not None:
+        Path(arguments.trace).write_text(json.dumps(chrome_trace(found.simulation)))
+    if arguments.json:
+        data: dict[str, Any] = plan.to_json()
+        if found is not None:
+            data["outlook"] = outlook_json(found)
+        print(json.dumps(data, indent=1))
+        return
+    show(str(plan), end="\n\n")
+    if found is not None:
+        show(outlook_text(plan, found), strong=(found.advice,))
+    else:
+        show(f"nothing is simulated: {plan.method!r} has no schedule for K = {plan.K} and a batch of {plan.batch}")
+
+
+def expected(arguments: argparse.Namespace, plan: Plan) -> Outlook | None:
+    from lpcompile.runtime.methods import METHODS
+    from lpcompile.simulate.device_spec import device_spec
+    from lpcompile.simulate.outlook import outlook
+
+    device = device_spec(arguments.device_spec) if arguments.device_spec is not None else None
+    stages = sweep_range(arguments.sweep, len(plan.units)) if arguments.sweep is not None else []
+    return outlook(plan, device, stages, tuple(METHODS) if arguments.compare_methods else ())
+
+
+def sweep_range(given: str, most: int | None = None) -> list[int]:
+    """The K of "K=1..16", as far as the model can be cut."""
+    found = re.fullmatch(r"(?:K=)?(\d+)\.\.(\d+)", given.strip())
+    if not found or not 1 <= int(found[1]) <= int(found[2]):
+        raise UsageError(f"--sweep {given}: give a range of K, as K=1..16")
+    if most is None:
+        return []
+    if int(found[1]) > most:
+        raise UsageError(f"--sweep {given}: the model can be cut into at most {most} stages")
+    return list(range(int(found[1]), min(int(found[2]), most) + 1))

@@ -1,0 +1,185 @@
+"""The command `simulate`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from lpcompile.cli.model import is_plan
+from lpcompile.draw.terminal import show
+from lpcompile.errors import UsageError
+
+if TYPE_CHECKING:
+    from lpcompile.core.plan import Plan
+    from lpcompile.simulate.device_spec import DeviceSpec
+
+PIPELINES = ("gpipe", "1f1b")
+DEFAULT_DEVICE = "v100"
+
+
+def add_simulate(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Play the schedules that the runtime executes on devices that you may not have: K stages x replicas on so many "
+        "nodes, against data parallelism alone and pipelines. Times of a step; nothing is trained."
+    )
+    add = parser.add_argument
+    add("model", metavar="MODEL", nargs="?", help="a model as for inspect, or a saved plan (.json)")
+    add("-K", metavar="K[,K...]", help="numbers of stages (default: all that divide the devices)")
+    add("--nodes", type=int, default=1, help="number of nodes (default 1)")
+    add("--gpus", type=int, help="devices in a node (default: the device spec's)")
+    add("--device-spec", metavar="NAME|FILE", default=DEFAULT_DEVICE, help="v100 (default), h100, 10gbe-gpu, "
+        "10gbe-cpu, this-machine, nominal, or a JSON file")  # fmt: skip
+    add("--method", default="multiplier", help="the layer-parallel method (default multiplier)")
+    add("--batch", type=int, help="samples of a step for strong scaling (default: as many as one node has in weak "
+        "scaling)")  # fmt: skip
+    add("--per-device", type=int, default=32, metavar="N", help="samples for each device in weak scaling (default 32)")
+    add("--input", metavar="SHAPE", help="input shape without the batch: 3x32x32, or 16:int64")
+    add("--cost", choices=["measured", "flops"], default="flops", help="where costs come from (default flops)")
+    add("--json", action="store_true", help="print all numbers as JSON")
+    add("--trace", metavar="FILE", help="write the timeline of the fastest split into stages as a Chrome trace")
+    add("--paper", action="store_true", help="the paper's speedups, simulated with its placement and with ours")
+    add("--check", action="store_true", help="measure steps at K = 2 on this machine against predicted ones, for every "
+        "method")  # fmt: skip
+    add("--calibrate", metavar="FILE", help="measure this machine for a few seconds and write its device spec to FILE")
+    parser.set_defaults(run=_simulate)
+
+
+def _simulate(arguments: argparse.Namespace) -> int:
+    from lpcompile.simulate.device_spec import device_spec
+
+    device = device_spec(arguments.device_spec)
+    if arguments.paper:
+        return _paper(arguments, device)
+    if arguments.calibrate:
+        return _calibrate(arguments)
+    if arguments.model is None:
+        raise UsageError("simulate needs a MODEL, or --paper, or --calibrate FILE")
+    for name in ("nodes", "gpus", "batch", "per_device"):
+        if getattr(arguments, name) is not None and getattr(arguments, name) < 1:
+            option = name.replace("_", "-")
+            raise UsageError(f"--{option} {getattr(arguments, name)}: give a number of at least 1")
+    if arguments.check:
+        return _check(arguments)
+    device = replace(device, gpus=arguments.gpus or device.gpus)
+    plan = plan_for(arguments)
+    return _scale(arguments, plan, device)
+
+
+def plan_for(arguments: argparse.Namespace) -> Plan:
+    """The undivided plan of a model (its units are all that is needed), or a saved plan."""
+    from lpcompile import sources
+    from lpcompile.compile import parallelize
+    from lpcompile.core.plan import Plan
+    from lpcompile.runtime.methods import get_method
+
+    get_method(arguments.method)
+    if is_plan(arguments.model):
+        return Plan.load(arguments.model)
+    meta = arguments.cost == "flops"
+    source = sources.load(arguments.model, input_shape=arguments.input, device="meta" if meta else "cpu")
+    program = parallelize(source.model, 1, example_inputs=source.example_args, example_kwargs=source.example_kwargs,
+                          cost=arguments.cost, method="bp")  # fmt: skip
+    return program.plan
+
+
+def _scale(arguments: argparse.Namespace, plan: Plan, device: DeviceSpec) -> int:
+    from lpcompile.cli.compare import writable
+    from lpcompile.simulate.scaling import fastest, simulated, splits
+    from lpcompile.simulate.scaling_text import report, to_json
+    from lpcompile.simulate.text import chrome_trace
+
+    devices, own = arguments.nodes * device.gpus, arguments.per_device
+    file = writable("trace", arguments.trace)
+    batch = arguments.batch or own * device.gpus
+    stages, method = stage_counts(arguments.K, devices, len(plan.units)), arguments.method
+    methods = tuple(dict.fromkeys((method, *PIPELINES)))
+    counts = _doubling(devices)
+    strong = {n: splits(plan, device, n, batch, methods, stages) for n in counts}
+    weak = {n: splits(plan, device, n, own * n, methods, stages) for n in counts}
+    if not strong[devices]:
+        raise UsageError(
+            f"a batch of {batch} cannot be divided over {devices} devices; give a --batch that they divide"
+        )
+    best = fastest(strong[devices], method)
+    if file is not None and best is not None:
+        found = simulated(plan, device, method, best.K, best.replicas, batch)
+        assert found is not None
+        file.write_text(json.dumps(chrome_trace(found[0])))
+    if arguments.json:
+        print(json.dumps(to_json(plan, device, arguments.nodes, strong, weak), indent=1))
+    else:
+        text = report(plan, device, arguments.nodes, method, PIPELINES, strong, weak)
+        show(text, strong=text.splitlines()[-2:])
+    return 0
+
+
+def _doubling(most: int) -> list[int]:
+    return [*(1 << i for i in range(most.bit_length()) if 1 << i < most), most]
+
+
+def stage_counts(given: str | None, devices: int | None = None, units: int | None = None) -> tuple[int, ...]:
+    """The K of "2,4,8", if so many devices and units allow them."""
+    if given is None:
+        return ()
+    try:
+        found = tuple(int(part) for part in given.split(","))
+    except ValueError:
+        found = (0,)
+    if min(found) < 1:
+        raise UsageError(f"-K {given}: give numbers of stages (1 or more), as 2,4,8")
+    for K in found:
+        if devices is not None and devices % K:
+            raise UsageError(f"-K {K} does not divide {devices} devices; every replica needs {K} of them")
+        if units is not None and units < K:
+            raise UsageError(f"-K {K}: the model can be cut into at most {units} stages")
+    return found
+
+
+def _paper(arguments: argparse.Namespace, device: DeviceSpec) -> int:
+    from lpcompile.simulate.paper_table import fitted_load, paper_rows, paper_text
+
+    rows = paper_rows(device)
+    if not arguments.json:
+        show(paper_text(rows, device.name))
+        return 0
+    load = fitted_load(rows)
+    data: list[dict[str, Any]] = [
+        {
+            "model": row.model,
+            "auxnet": row.aux,
+            "K": row.K,
+            "paper": row.paper,
+            "simulated": row.rho(load * row.serial),
+            "penalty": row.rho(load * row.serial, row.penalty),
+            "multiplier": row.rho(load * row.serial, row.multiplier),
+        }
+        for row in rows
+    ]
+    print(json.dumps({"version": 1, "device": device.name, "data_load": load, "rows": data}, indent=1))
+    return 0
+
+
+def _check(arguments: argparse.Namespace) -> int:
+    from lpcompile.simulate.calibrate import calibrate
+    from lpcompile.simulate.check import check, check_text
+    from lpcompile.simulate.device_spec import device_spec
+
+    (K,) = stage_counts(arguments.K or "2")[:1]
+    named = arguments.device_spec != DEFAULT_DEVICE
+    device = device_spec(arguments.device_spec) if named else calibrate(K)
+    show(check_text(check([arguments.model], K=K, batch=arguments.batch, device=device), device))
+    return 0
+
+
+def _calibrate(arguments: argparse.Namespace) -> int:
+    from lpcompile.cli.compare import writable
+    from lpcompile.simulate.calibrate import calibrate
+
+    file = writable("calibrate", arguments.calibrate)
+    assert file is not None
+    spec = calibrate(arguments.gpus or 2)
+    file.write_text(json.dumps(spec.to_json(), indent=1) + "\n")
+    print(f"{spec}\nwritten to {file}; use it with --device-spec {file}")
+    return 0

@@ -1,0 +1,188 @@
+"""What a process of a comparison does: train by one method, or plainly on one core, and take its measure.
+
+An epoch's time is what the slowest rank needs for all its samples, loading them and a skewed method's last backwards
+included, evaluation not. Memory is counted in a few steps after the last evaluation, where counting disturbs nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import statistics
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+
+from lpcompile import sources
+from lpcompile.compare import timeline
+from lpcompile.compare.runners import Ranks, Runner, Serial
+from lpcompile.runtime.engine import memory, peak
+from lpcompile.runtime.launch import board
+from lpcompile.training.data import loaders
+from lpcompile.training.job import Job, _check_classes, _image, _optimizer, _scheduler, compiled
+
+WARM, BLOCK = 2, 20  # steps of a serial block that are not timed, and that are: half an epoch, or at most so many
+PROBE = 3  # steps in which memory is counted, besides those for which a method keeps anything
+
+
+@dataclass(frozen=True)
+class Task:
+    """One training run of a comparison. `label` begins its progress lines; `augment` is the same for all runs."""
+
+    job: Job
+    label: str
+    augment: bool = True
+
+
+def train_method(task: Task) -> dict[str, Any]:
+    """One rank of a method; rank 0 gives what all have seen."""
+    logging.basicConfig(level=logging.ERROR)  # the table says what matters of a run
+    job, (model, train, test, classes) = task.job, _start(task)
+    x = next(iter(train))[0]
+    program = compiled(job, model, x, None)
+    _check_classes(program, x, classes, job)
+    total = job.epochs * len(train)
+    trainer = program.trainer(
+        F.cross_entropy,
+        optimizer=_optimizer(job),
+        scheduler=_scheduler(job, total),
+        method=job.method,
+        **{"total_steps": total, **job.options},
+    )
+    mine = measure(Ranks(trainer), task, train, test)
+    everyone: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, mine, group=trainer.control)
+    zeroed = sum(len(b.aux.zeroed) for b in program.plan.boundaries if b.aux is not None)
+    return together(everyone, trainer.micro) | {"zeroed": zeroed}
+
+
+def train_serial(task: Task) -> dict[str, Any]:
+    """Plain training on one core."""
+    model, train, test, _ = _start(task)
+    return together([measure(Serial(task.job, model, len(train)), task, train, test)], micro=1)
+
+
+def time_serial(task: Task) -> float:
+    """Seconds a step of plain training takes now: a block of it between two methods, for their ρ."""
+    model, train, _, _ = _start(task)
+    runner = Serial(task.job, model, len(train))
+    batches = islice(train, WARM + min(BLOCK, max(1, len(train) // 2)))
+    taken, begin = [], time.perf_counter()
+    for batch in batches:
+        runner.step(batch)
+        taken.append(time.perf_counter() - begin)
+        begin = time.perf_counter()
+    return statistics.mean(taken[WARM:] or taken)
+
+
+def _start(task: Task) -> tuple[nn.Module, Any, Any, int]:
+    """The same model, samples and order in every run."""
+    job = task.job
+    torch.manual_seed(job.seed)
+    source = sources.load(job.model, batch=job.batch, input_shape=job.input, seed=job.seed)
+    channels, size = _image(source, job)
+    train, test, classes = loaders(job.data, channels=channels, size=size, batch=job.batch, seed=job.seed,
+                                   augment=task.augment)  # fmt: skip
+    return source.model, train, test, classes
+
+
+def measure(runner: Runner, task: Task, train: Any, test: Any) -> dict[str, Any]:
+    """Train all epochs; gives what this process saw."""
+    epochs = task.job.epochs
+    seen: list[dict[str, Any]] = []
+    memory.reset_peak()
+    for epoch in range(epochs):
+        last = epoch + 1 == epochs
+        runner.trace(last)
+        seen.append(_epoch(runner, train, epoch))
+        middle = epoch * len(train) + len(train) // 2
+        events = timeline.near(runner.events or (), middle, runner.keeps)
+        with board.away(epoch * len(train), "evaluation"):
+            seen[-1]["shown"] = runner.evaluate(test, train if last else None)
+        if runner.rank == 0:
+            _tell(task, seen)
+    runner.trace(False)
+    return {"epochs": seen, "events": events, "process": memory.process(), "tensors": _tensors(runner, train),
+            "middle": middle}  # fmt: skip
+
+
+def _epoch(runner: Runner, train: Any, epoch: int) -> dict[str, Any]:
+    train.sampler.set_epoch(epoch)
+    waited, sent = 0.0, []
+    runner.meet()
+    begin, cpu = time.perf_counter(), time.process_time()
+    for step, (batch, asked, there) in enumerate(_asked(train), start=epoch * len(train)):
+        if runner.events is not None:
+            runner.events.append(("data", runner.rank, step, asked, there))
+        wait, size = runner.step(batch)
+        waited += wait
+        sent.append(size)
+    runner.finish()
+    done, cpu = time.perf_counter(), time.process_time() - cpu
+    runner.meet()
+    end = time.perf_counter()
+    return {
+        "seconds": end - begin,
+        "idle": waited + end - done,
+        "lost": max(0.0, done - begin - waited - cpu),  # neither computing nor waiting: the core was somebody else's
+        "sent": statistics.median(sent),
+        "samples": len(train) * train.batch_size,
+    }
+
+
+def _asked(train: Any) -> Iterator[tuple[Any, float, float]]:
+    """Batches, with when each was asked for and when it was there."""
+    asked = time.perf_counter()
+    for batch in train:
+        yield batch, asked, time.perf_counter()
+        asked = time.perf_counter()
+
+
+def _tensors(runner: Runner, train: Any) -> int:
+    """The most bytes of tensors at once in a step of the steady state."""
+    runner.freeze_rate()
+    alive = peak.Alive()
+    with alive:
+        for batch in islice(train, runner.keeps + PROBE):
+            runner.step(batch)
+        fixed = runner.fixed()
+        runner.finish()
+    return fixed + alive.most
+
+
+def _tell(task: Task, seen: list[dict[str, Any]]) -> None:
+    now = seen[-1]
+    rate, right = now["samples"] / now["seconds"], 100 * now["shown"]["accuracy"]
+    text = f"epoch {len(seen)} of {task.job.epochs}, {rate:.0f} samples/s, test accuracy {right:.1f} %"
+    print(f"{task.label}: {text}", file=sys.stderr, flush=True)
+
+
+def together(everyone: list[dict[str, Any]], micro: int) -> dict[str, Any]:
+    """One record of what all ranks saw. The first epoch warms up: it counts only where there is no other."""
+    first = everyone[0]["epochs"]
+    ranks = []
+    for seen in everyone:
+        counted = seen["epochs"][1:] or seen["epochs"]
+        whole = sum(e["seconds"] for e in counted)
+        ranks.append({
+            "idle": sum(e["idle"] for e in counted) / whole,
+            "lost": sum(e["lost"] for e in counted) / whole,
+            "sent": statistics.median(e["sent"] for e in counted),
+            "tensors": seen["tensors"],
+            "process": seen["process"],
+        })  # fmt: skip
+    return {
+        "seconds": [max(seen["epochs"][i]["seconds"] for seen in everyone) for i in range(len(first))],
+        "samples": first[0]["samples"],
+        "shown": [e["shown"] for e in first],
+        "micro": micro,
+        "ranks": ranks,
+        "timeline": timeline.lanes([seen["events"] for seen in everyone], everyone[0]["middle"], micro),
+    }

@@ -1,0 +1,122 @@
+"""A comparison as two tables that a person reads (and pastes: they are Markdown), with notes on how to read them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from lpcompile.compare.properties import NAMES, PAPER_TABLE_1, Mark, differences
+from lpcompile.compare.run import LEAST_K, SHARE, Comparison, Row
+from lpcompile.draw.tables import size
+
+NONE = "–"
+LOST = 0.05  # share of the time that a core may work for others before it is told
+SHORT = 72  # characters of a reason that stand in the table
+
+
+def text(found: Comparison) -> str:
+    """What is there so far."""
+    rows = [r for r in (found.serial, *found.rows) if r is not None]
+    if not rows:
+        return "nothing has been measured"
+    parts = [headline(found), markdown(headers(found), [cells(r) for r in rows])]
+    marked = [r for r in found.rows if r.marks]
+    if marked:
+        parts.append(markdown(["method", *NAMES], [[r.method, *(r.marks[n][0] for n in NAMES)] for r in marked]))
+    return "\n\n".join([*parts, "\n".join(f"- {note}" for note in notes(found))])
+
+
+def headline(found: Comparison) -> str:
+    r, machine = found.request, found.machine
+    samples = round(found.serial.rate * found.serial.epoch) if found.serial else 0
+    return (
+        f"{r.model} on {r.data}: K = {r.K}, {r.epochs} epochs of {samples:,} samples, batch {r.batch}, {r.optimizer} "
+        f"with lr {r.lr:g}, seed {r.seed}; torch {machine['torch']}, {machine['cores']} cores, {machine['date']}"
+    )
+
+
+def headers(found: Comparison) -> list[str]:
+    return ["method", "test accuracy", "ρ (range)", f"s to {100 * found.target:.1f} %", "samples/s",
+            "peak memory of ranks", "sent a step", "idle of ranks"]  # fmt: skip
+
+
+def cells(row: Row) -> list[str]:
+    if not row.seconds:
+        first = row.why.splitlines()[0]
+        return [row.method, first if len(first) <= SHORT else f"{first[:SHORT]}…", *[NONE] * 6]
+    again = f" ({percent(row.recalibrated)})" if row.recalibrated is not None else ""
+    alone = row.method == "serial"
+    rho, low, high = row.rho
+    return [
+        "BP on one core" if alone else row.method,
+        percent(row.accuracy[-1]) + again,
+        "1" if alone else f"{rho:.2f} ({low:.2f}-{high:.2f})",
+        NONE if row.reached is None else f"{row.reached:.1f}",
+        f"{row.rate:.0f}",
+        " / ".join(size(r["tensors"]) for r in row.ranks),
+        NONE if alone else size(row.sent),
+        NONE if alone else " / ".join(f"{100 * r['idle']:.0f} %" for r in row.ranks),
+    ]
+
+
+def percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
+
+
+def notes(found: Comparison) -> list[str]:
+    """How to read the numbers, as far as it follows from what was asked and found."""
+    r, machine = found.request, found.machine
+    lines = [
+        "test accuracy: of the serial model after the last epoch; in brackets with BatchNorm statistics taken anew.",
+        "ρ: seconds of plain training's epoch over those of the method's, loading included, evaluation not; medians "
+        "without the first epoch, against plain training just before and just after. Range: slowest against fastest.",
+        f"s to {100 * found.target:.1f} %: seconds of training until an evaluation (one an epoch) shows it"
+        + ("." if r.target else f"; it is {SHARE:.2f} of plain training's last accuracy."),
+        "peak memory: bytes of tensors alive at once (weights, optimizer, activations, messages); idle: waiting for "
+        "others.",
+    ]
+    if r.K > machine["cores"]:
+        lines.append(
+            f"{r.K} ranks shared {machine['cores']} cores: ρ, samples/s and idle are not those of {r.K} cores."
+        )
+    lost = max((rank["lost"] for row in (found.serial, *found.rows) if row for rank in row.ranks), default=0.0)
+    if lost > LOST and r.K <= machine["cores"]:
+        lines.append(
+            f"the machine was not alone: up to {100 * lost:.0f} % of a process's time its core worked for others, and "
+            f"ρ, samples/s and idle show that too."
+        )
+    micro = [f"{row.method} {row.micro}" for row in found.rows if row.micro > 1]
+    if micro:
+        lines.append(f"micro-batches a step: {', '.join(micro)}; of the others 1.")
+    started = [f"{row.method} {row.zeroed}" for row in found.rows if row.zeroed]
+    if started:
+        lines.append(
+            f"parameters of the model that a consistent start set to zero (branches that AuxNets leave out): "
+            f"{', '.join(started)}; the other methods and plain training began with the model's own."
+        )
+    lines += [f"{row.method} {row.why}" for row in found.rows if row.why]
+    return lines + marks_notes(found.rows, r.K)
+
+
+def marks_notes(rows: Sequence[Row], K: int) -> list[str]:
+    """Where the schedules say something else than the paper's table."""
+    lines = []
+    compared = [row.method for row in rows if row.marks and row.method in PAPER_TABLE_1]
+    if compared:
+        lines.append(
+            f"✓ and × are derived from the schedules of {max(K, LEAST_K)} stages; for {', '.join(compared)} the paper "
+            f"prints marks too, and these differ:"
+        )
+    found = []
+    for row in rows:
+        marks = {name: Mark(sign == "✓", why) for name, (sign, why) in row.marks.items()}
+        found += differences(row.method, marks)
+    if compared and not found:
+        return [lines[0].replace("and these differ:", "the same ones.")]
+    return lines + found
+
+
+def markdown(names: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    from tabulate import tabulate
+
+    plain = [[cell.replace("|", "/") for cell in row] for row in rows]
+    return tabulate(plain, names, tablefmt="github", disable_numparse=True, stralign="left")

@@ -1,0 +1,41 @@
+"""How late gradients are, read off a schedule.
+
+>>> staleness(pipedream(plan, ScheduleOptions()))      # K = 3
+(2, 1, 0)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from lpcompile.core.schedule import Instruction, Schedule
+
+Time = tuple[int, int]  # step relative to the micro-batch's, position in the list
+
+
+def staleness(schedule: Schedule) -> tuple[int, ...]:
+    """For each rank, how many updates there are between the weights that a micro-batch met and the ones that its
+    gradient changes: the most over the micro-batches of a step.
+
+    A micro-batch meets its weights where they are stashed for it, else in its first forward. 0 is plain training's.
+    """
+    return tuple(_of_rank(items, schedule.micro) for items in schedule.ranks)
+
+
+def _of_rank(items: Sequence[Instruction], M: int) -> int:
+    steps = [at for at, item in enumerate(items) if item.op == "step"]
+    late = 0
+    for c in range(M):
+        mine = [(item.op, (-(item.slot // M), at)) for at, item in enumerate(items) if item.slot % M == c]
+        met = min((time for op, time in mine if op in ("stash", "forward")), default=None)
+        used = max((time for op, time in mine if op.startswith("backward")), default=None)
+        if met is not None and used is not None:
+            late = max(late, sum(_between(met, used, at) for at in steps))
+    return late
+
+
+def _between(first: Time, last: Time, at: int) -> int:
+    """How often the instruction at this position runs between two moments."""
+    begin = first[0] if at > first[1] else first[0] + 1
+    end = last[0] if at < last[1] else last[0] - 1
+    return max(0, end - begin + 1)

@@ -1,0 +1,255 @@
+"""All AuxNets of a program: derived, given by the user, or recursive, with what each costs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from lpcompile.core.cost import Profile
+from lpcompile.core.memory_format import laid_out_as
+from lpcompile.errors import UsageError
+from lpcompile.passes.auxnet.derive import AuxNet, aux_io, derive
+from lpcompile.passes.auxnet.measure import REPEATS, Effort, Share, boundary_inputs, calibrate, measure_share
+from lpcompile.passes.auxnet.modules import INITS, take_weights
+from lpcompile.passes.auxnet.recursive import compose, record
+from lpcompile.passes.auxnet.user import given_module, wrap
+from lpcompile.passes.auxnet.zeroing import set_to_zero
+from lpcompile.passes.capture.capture import Captured
+from lpcompile.passes.graph.liveness import liveness
+from lpcompile.passes.graph.untouched import untouched
+from lpcompile.passes.split.split import Stage, stage_io
+from lpcompile.passes.split.units import Unit
+
+FORMS = ("derived", "tied", "recursive", "recursive-shared")
+DTYPES = ("", "bfloat16")
+BUDGET, HALF = 0.1, 0.05  # of its stage's cost
+Costs = Mapping[str, tuple[float, float]]
+THOROUGH = Effort()
+
+
+def default_budget(method: str, init: str) -> float:
+    """An AuxNet's cost as a share of its stage's.
+
+    Half of it trains as well where training starts consistently and stages only have to meet λ. `multiplier` collapsed
+    with half (ResNet-110), and so did `penalty` from copies that were far from X (WideResNet-16-4, with either).
+    """
+    return HALF if method in ("penalty", "lagrangian") and init == "consistent" else BUDGET
+
+
+@dataclass(frozen=True)
+class AuxOptions:
+    """How AuxNets are to be made."""
+
+    budget: float = BUDGET
+    form: str = "derived"
+    init: str = "fresh"
+    given: Any = None  # the user's factory or modules
+    dtype: str = ""  # what they compute in by autocast: "bfloat16", or as the model does
+    batch_free: bool = True  # the model runs at any batch size
+
+    def check(self) -> None:
+        if isinstance(self.budget, bool) or not isinstance(self.budget, (int, float)) or not 0 <= self.budget <= 1:
+            raise UsageError(f"aux_budget={self.budget!r} is no share of a stage: give a number from 0 to 1.")
+        if self.form not in FORMS:
+            raise UsageError(f"aux={self.form!r} is not one of {', '.join(FORMS)}")
+        if self.init not in INITS:
+            raise UsageError(f"aux_init={self.init!r} is not one of {', '.join(INITS)}")
+        if self.dtype not in DTYPES:
+            raise UsageError(f"aux_dtype is {self.dtype}, and AuxNets compute as the model does (None) or in bfloat16")
+        if self.given is not None and self.form != "derived":
+            raise UsageError(f"auxnet= gives the networks, so aux={self.form!r} has nothing to do; drop one of the two")
+        if self.given is not None and self.init != "fresh":
+            raise UsageError(
+                f"auxnet= gives the networks with their weights; aux_init={self.init!r} cannot apply to them"
+            )
+
+
+@dataclass(frozen=True)
+class Made:
+    """One AuxNet, the budget it was derived with, and its cost as a share of its stage's."""
+
+    aux: AuxNet
+    budget: float
+    forward: float
+    backward: float
+    total: float
+
+
+def node_costs(captured: Captured, units: Sequence[Unit], profile: Profile) -> dict[str, tuple[float, float]]:
+    """What each node costs: its unit's time, by its part of the unit's FLOPs."""
+    live = liveness(captured._lp_graphs[True], captured._lp.model)
+    found: dict[str, tuple[float, float]] = {}
+    for unit, cost in zip(units, profile.units, strict=True):
+        steps = live.steps[unit.first : unit.last + 1]
+        forward = sum(n.meta["flops"] for n in steps) or 1
+        backward = sum(n.meta["backward_flops"] for n in steps) or 1
+        for n in steps:
+            found[n.name] = (
+                cost.forward * n.meta["flops"] / forward,
+                cost.backward * n.meta["backward_flops"] / backward,
+            )
+    return found
+
+
+def make_auxnets(
+    model: nn.Module,
+    stages: Sequence[Stage],
+    costs: Costs,
+    options: AuxOptions,
+    inputs: list[torch.Tensor] | None = None,
+    budgets: Sequence[float] | None = None,
+    effort: Effort = THOROUGH,
+    only: int | None = None,
+) -> list[Made]:
+    """One for each stage but the last. With `inputs` the budget is met by measured time, with so much `effort`;
+    `budgets` are those that an earlier run came to, and are used as they are. `only`: just this one.
+
+    A budget buys the same AuxNet whatever it computes in: it is met in the model's own precision, and what the AuxNet
+    then costs is measured in its own."""
+    builders = [partial(_laid_out, model, build) for build in _builders(stages, costs, options)]
+    asked = [options.budget] * len(builders) if budgets is None else list(budgets)
+    if inputs is None or budgets is not None:
+        return [estimated(build(budget), budget) for build, budget in zip(builders, asked, strict=True)]
+    with untouched(model):
+        model.train()
+        for stage in stages:
+            stage._lp_use_mode(True)
+        runs = boundary_inputs(stages, inputs)
+        made = []
+        for k in range(len(builders)) if only is None else (only,):
+            effort.progress(k / len(builders), f"measuring AuxNet {k + 1} of {len(builders)}")
+            measure = _measurer(stages[k], runs[k], inputs, effort)
+            aux, budget, share = calibrate(asked[k], builders[k], measure, effort.rounds)
+            share = measure(aux, options.dtype) if options.dtype else share
+            made.append(Made(aux, budget, share.forward, share.backward, share.total))
+        return made
+
+
+def _measurer(
+    stage: Stage, given: list[torch.Tensor], inputs: list[torch.Tensor], effort: Effort
+) -> Callable[..., Share]:
+    """How AuxNets of this stage are measured, one after another. What takes long is not run again for each."""
+    before: list[Share] = []
+
+    def measure(aux: AuxNet, dtype: str = "") -> Share:
+        own = given if aux_io(aux).lams else [inputs[i] for i in aux_io(aux).inputs]
+        known = before[0].stage if before and effort.repeats < REPEATS else ()
+        before.append(measure_share(stage, aux, given, own, effort.repeats, known, dtype))
+        return before[-1]
+
+    return measure
+
+
+def start(model: nn.Module, made: Sequence[Made], options: AuxOptions) -> None:
+    """Initial weights: for a consistent start the branches that the AuxNets leave out begin at zero, in the model."""
+    if options.init == "consistent":
+        set_to_zero(model, [name for m in made for name in m.aux.record.zeroed])
+    if options.init != "fresh":
+        for m in made:
+            if m.aux.record.kind not in ("tied", "user"):
+                take_weights(m.aux, model, m.aux.record.split)
+
+
+def violations(
+    model: nn.Module, stages: Sequence[Stage], auxnets: Sequence[AuxNet], inputs: list[torch.Tensor]
+) -> list[float]:
+    """|λ_k - X_k|² / |X_k|² at each boundary before the first step: where nothing is left to chance in training mode,
+    else in evaluation mode."""
+    training = not any(n.meta.get("random") for s in stages for n in s._lp_graphs[True].nodes)
+    found, lam = [], list[torch.Tensor]()
+    with ExitStack() as stack:
+        for module in (model, *auxnets):
+            stack.enter_context(untouched(module))
+        stack.enter_context(torch.no_grad())
+        model.train(training)
+        for stage, aux in zip(stages, auxnets, strict=False):
+            stage._lp_use_mode(training)
+            aux.train(training)
+            io = stage_io(stage)
+            theirs = _tuple(stage(*lam, *(inputs[i] for i in io.inputs)))[: len(io.boundary)]
+            ours = aux_io(aux)
+            lam = list(_tuple(aux(*(lam if ours.lams else ()), *(inputs[i] for i in ours.inputs))))
+            pairs = [(a.double(), b.double()) for a, b in zip(lam, theirs, strict=True) if b.is_floating_point()]
+            off = sum(float((a - b).square().sum()) for a, b in pairs)
+            found.append(off / (sum(float(b.square().sum()) for _, b in pairs) or 1.0))
+    return found
+
+
+def _tuple(result: Any) -> tuple[torch.Tensor, ...]:
+    return result if isinstance(result, tuple) else (result,)
+
+
+def estimated(aux: AuxNet, budget: float) -> Made:
+    """With the shares that its record has."""
+    known = aux.record
+    total = (known.forward_share + 2 * known.backward_share) / 3  # backward is twice the work of forward
+    return Made(aux, budget, known.forward_share, known.backward_share, total)
+
+
+def _builders(stages: Sequence[Stage], costs: Costs, options: AuxOptions) -> list[Callable[[float], AuxNet]]:
+    """For each AuxNet, how to make it for a budget."""
+    count = len(stages) - 1
+    uses = Counter(i for stage in stages for i in {id(p) for p in stage.parameters()})
+    shared = [i for i, times in uses.items() if times > 1]
+
+    def single(k: int, share: float = 1.0) -> Callable[[float], AuxNet]:
+        form = "tied" if options.form == "tied" else "derived"
+        return lambda budget: derive(
+            stages[k],
+            budget=share * budget,
+            costs=costs,
+            form=form,
+            init=options.init,
+            seed=k,
+            batch_free=options.batch_free,
+            shared=shared,
+        )
+
+    def user(k: int) -> Callable[[float], AuxNet]:
+        module = given_module(options.given, k, stages)
+        return single(k) if module is None else lambda budget: wrap(module, k, stages[k])
+
+    def recursive(k: int) -> Callable[[float], AuxNet]:
+        """λ_{k+1} from the model's input: each of the k + 1 thinned stages gets its part of the budget."""
+        makers = [single(j, 1 / (k + 1)) for j in range(k + 1)]
+        return lambda budget: _recursive([make(budget) for make in makers], stages, costs, options.form)
+
+    if options.given is not None:
+        return [user(k) for k in range(count)]
+    if options.form == "recursive":
+        return [recursive(k) for k in range(count)]
+    if options.form == "recursive-shared":
+        parts = [single(k, 1 / count)(options.budget) for k in range(count)]
+        return [partial(_shared, parts[: k + 1], stages, costs, options.form) for k in range(count)]
+    return [single(k) for k in range(count)]
+
+
+def _laid_out(model: nn.Module, build: Callable[[float], AuxNet], budget: float) -> AuxNet:
+    return laid_out_as(model, build(budget))
+
+
+def _shared(parts: list[AuxNet], stages: Sequence[Stage], costs: Costs, form: str, budget: float) -> AuxNet:
+    """The parts have their weights in common, so the budget was spent when they were made."""
+    return _recursive(parts, stages, costs, form)
+
+
+def _recursive(parts: list[AuxNet], stages: Sequence[Stage], costs: Costs, form: str) -> AuxNet:
+    whole = compose(parts)
+    prices = [_stage_cost(stage, costs) for stage in stages[: len(parts)]]
+    forward = sum(p.record.forward_share * f for p, (f, _) in zip(parts, prices, strict=True))
+    backward = sum(p.record.backward_share * b for p, (_, b) in zip(parts, prices, strict=True))
+    own = prices[-1]
+    whole._lp_set_record(record(parts, form, forward / (own[0] or 1.0), backward / (own[1] or 1.0)))
+    return whole
+
+
+def _stage_cost(stage: Stage, costs: Costs) -> tuple[float, float]:
+    found = [costs[n.name] for n in stage._lp_graphs[True].nodes if n.name in costs and n.op != "placeholder"]
+    return sum(f for f, _ in found), sum(b for _, b in found)

@@ -1,0 +1,60 @@
+"""AuxNets of the size that a measured budget allows, and no larger than the rank that runs them has time for.
+
+Stages are cut between units, so one rank may have more to do than the others. Where that is one that runs an AuxNet,
+all wait for it; the AuxNet is then made smaller, down to three quarters of its budget, until its rank is level with
+the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import torch
+from torch import nn
+
+from lpcompile.passes.auxnet.measure import Effort
+from lpcompile.passes.partition.partition import Partition
+from lpcompile.passes.split.split import Stage
+from lpcompile.planning.auxnets import AuxOptions, Costs, Made, make_auxnets
+
+LEAST = 0.75  # of the budget: with half of it shallow networks collapsed
+WORTH_IT = 0.05  # of an AuxNet's share: less is not worth another derivation
+
+Price = Callable[[Sequence[Made]], Partition]
+
+
+def fit_auxnets(
+    model: nn.Module,
+    stages: Sequence[Stage],
+    costs: Costs,
+    options: AuxOptions,
+    inputs: list[torch.Tensor],
+    effort: Effort,
+    price: Price,
+) -> tuple[tuple[Made, ...], Partition]:
+    """`price` gives the split with these AuxNets, each on the better of its two ranks."""
+    made = make_auxnets(model, stages, costs, options, inputs, effort=effort)
+    best = price(made)
+    if effort.slow or options.given is not None or options.form not in ("derived", "recursive"):
+        return tuple(made), best
+    for k, aim in smaller(best, [m.total for m in made], options.budget).items():
+        tried = make_auxnets(model, stages, costs, replace(options, budget=aim), inputs, effort=effort, only=k)
+        other = [*made[:k], tried[0], *made[k + 1 :]]
+        found = price(other)
+        if found.step < best.step:
+            made, best = other, found
+    return tuple(made), best
+
+
+def smaller(best: Partition, shares: Sequence[float], budget: float) -> dict[int, float]:
+    """By AuxNet, the share at which the rank that everybody waits for is level with the next."""
+    slowest = max(range(best.K), key=lambda rank: best.work[rank])
+    excess = best.work[slowest] - max(w for rank, w in enumerate(best.work) if rank != slowest)
+    hosted = [k for k, rank in enumerate(best.aux_ranks) if rank == slowest]
+    found = {}
+    for k in hosted:
+        aim = max(LEAST * budget, shares[k] - excess / len(hosted) / best.costs[k])
+        if aim < shares[k] * (1 - WORTH_IT):
+            found[k] = aim
+    return found

@@ -1,0 +1,134 @@
+"""Predicted against measured: steps of real training on K processes of this machine, for every method.
+
+>>> print(check_text(check(["resnet110"], methods=["bp", "penalty"])))
+
+Costs are measured once for each model, on one core, as plans are; the simulator gets nothing else from this machine but
+the device spec. Then K processes train, one core each, and their traces say how long a step took and how much of it
+every rank computed.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from lpcompile import sources
+from lpcompile.compile import parallelize
+from lpcompile.draw.tables import table
+from lpcompile.errors import LpError
+from lpcompile.passes.profile.profile import fresh_costs
+from lpcompile.runtime.methods import METHODS
+from lpcompile.simulate.device_spec import THIS_MACHINE, DeviceSpec
+from lpcompile.simulate.step import simulate
+
+MODELS = {"resnet110": 64, "wide_resnet16_4": 64, "vit_s16_96": 32}  # with the batch to check them at
+STEPS, EPOCHS = 8, 2  # the first epoch is left out: caches are cold, and stored λ begin there
+
+
+@dataclass(frozen=True)
+class Checked:
+    """One method on one model; times in ms."""
+
+    model: str
+    method: str
+    K: int
+    predicted: float
+    measured: float
+    busy: tuple[float, ...]  # predicted, a rank
+    computed: tuple[float, ...]  # measured, a rank
+    why: str = ""  # there is no row
+
+    @property
+    def off(self) -> float:
+        return self.predicted / self.measured - 1 if self.measured else 0.0
+
+
+def check(
+    models: Sequence[str] = tuple(MODELS),
+    *,
+    methods: Sequence[str] = tuple(METHODS),
+    K: int = 2,
+    batch: int | None = None,
+    device: DeviceSpec = THIS_MACHINE,
+    steps: int = STEPS,
+    tell: Callable[[Checked], None] | None = None,
+) -> list[Checked]:
+    """All models by all methods; `tell` gets every row as it is found."""
+    found = []
+    with fresh_costs():
+        for name in models:
+            for method in methods:
+                try:
+                    row = check_one(name, method, K, batch or MODELS.get(name, 32), device, steps)
+                except LpError as error:
+                    row = Checked(name, method, K, 0.0, 0.0, (), (), str(error))
+                found.append(row)
+                if tell is not None:
+                    tell(row)
+    return found
+
+
+def check_one(name: str, method: str, K: int, batch: int, device: DeviceSpec, steps: int) -> Checked:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        source = sources.load(name, batch=batch)
+        program = parallelize(source.model, K, example_inputs=source.example_args, cost="measured", method=method,
+                              threads=1)  # fmt: skip
+        predicted = simulate(program.plan, device)
+        x = source.example_args[0]
+        data = [(x, torch.arange(batch) % 10, torch.arange(i * batch, (i + 1) * batch)) for i in range(steps)]
+        with tempfile.TemporaryDirectory() as folder:
+            file = f"{folder}/trace.json"
+            program.fit(F.cross_entropy, data, EPOCHS, optimizer=_sgd, method=method, trace=file, train_batches=0)
+            with open(file) as opened:
+                events = json.load(opened)["traceEvents"]
+    finally:
+        torch.set_num_threads(threads)
+    measured, computed = measured_step(events, K, steps + 1, EPOCHS * steps - 1)
+    return Checked(name, method, K, predicted.step, measured, predicted.busy, computed)
+
+
+def _sgd(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, 1e-4, momentum=0.9)
+
+
+def measured_step(events: Sequence[dict[str, Any]], K: int, first: int, last: int) -> tuple[float, tuple[float, ...]]:
+    """From a trainer's trace: the median time from step to step, of the rank where it is longest, and the ms that each
+    rank computes in one. Only steps from `first` to before `last` count."""
+    lengths, computed = [], []
+    for rank in range(K):
+        mine = [e for e in events if e["ph"] == "X" and e["pid"] == rank and first <= e["args"]["step"] < last]
+        numbers = sorted({e["args"]["step"] for e in mine})
+        begins = [min(e["ts"] for e in mine if e["args"]["step"] == n) for n in numbers]
+        lengths.append(statistics.median(b - a for a, b in pairwise(begins)) / 1e3)
+        work = [sum(e["dur"] for e in mine if e["args"]["step"] == n and e["cat"] == "compute") for n in numbers]
+        computed.append(statistics.median(work) / 1e3)
+    return max(lengths), tuple(computed)
+
+
+def check_text(rows: Sequence[Checked], device: DeviceSpec | None = None) -> str:
+    """The table, and how far off it is at most."""
+    cells = [
+        [r.model, r.method, r.K, f"{r.predicted:.1f}", f"{r.measured:.1f}", f"{100 * r.off:+.0f} %",
+         " ".join(f"{b:.1f}" for b in r.busy), " ".join(f"{c:.1f}" for c in r.computed)]
+        if not r.why else [r.model, r.method, r.K, "-", "-", "-", "", r.why]
+        for r in rows
+    ]  # fmt: skip
+    headers = ["model", "method", "K", "predicted ms", "measured ms", "off by", "predicted work by rank",
+               "measured work by rank"]  # fmt: skip
+    real = [abs(r.off) for r in rows if not r.why]
+    within = sum(off <= 0.1 for off in real)
+    end = (
+        f"{within} of {len(real)} within 10 %; at most {100 * max(real):.0f} % off" if real else "nothing was measured"
+    )
+    spec = f"\npredicted with {device}" if device is not None else ""
+    return f"{table(cells, headers)}\n\n{end}{spec}"

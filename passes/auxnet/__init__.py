@@ -1,0 +1,1 @@
+"""AuxNets and heads: small networks derived from a stage's own graph."""

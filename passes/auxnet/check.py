@@ -1,0 +1,95 @@
+"""Run an AuxNet on tensors without data: does it give what the boundary carries, at any batch size?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
+from torch.utils.flop_counter import FlopCounterMode
+
+from lpcompile.core.spec import TensorSpec
+from lpcompile.passes.capture.shadow import fake_tensor
+from lpcompile.passes.graph.fake_norm import QuickNorms
+from lpcompile.passes.graph.module import TwoModeModule
+
+
+class Mismatch(Exception):
+    """The network does not run on the boundary's tensors, or gives others than it should; the text says which."""
+
+
+@dataclass(frozen=True)
+class FakeRun:
+    flops: float  # of a forward pass at the batch size that was compiled for; 0 where it cannot be told
+
+
+def fake_run(aux: TwoModeModule, wanted: tuple[TensorSpec, ...], batch_free: bool = True) -> FakeRun:
+    """Check shapes and dtypes against those wanted, at the batch size that was compiled for and, if it may be any, at
+    one more."""
+    placeholders = [n.meta["spec"] for n in aux._lp_graphs[True].nodes if n.op == "placeholder"]
+    batch = next((s // c for spec in placeholders for s, c in zip(spec.shape, spec.batch, strict=False) if c), None)
+    flops = 0.0
+    for extra in (0, 1) if batch and batch_free else (0,):
+        inputs = [spec.at(batch + extra) if batch else spec.shape for spec in placeholders]
+        found = _run(aux, list(zip(inputs, [s.dtype for s in placeholders], strict=True)))
+        if found is None:
+            break
+        values, counted = found
+        flops = flops or counted
+        _compare(values, wanted, batch + extra if batch else None)
+    return FakeRun(flops)
+
+
+def _run(aux: TwoModeModule, inputs: list[tuple[tuple[int, ...], torch.dtype]]) -> tuple[list[object], float] | None:
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    state = {**dict(aux.named_parameters(remove_duplicate=False)), **dict(aux.named_buffers(remove_duplicate=False))}
+    device = next((t.device for t in state.values() if t.device.type != "meta"), torch.device("cpu"))
+    fakes: dict[int, torch.Tensor] = {}
+    for tensor in state.values():
+        if id(tensor) not in fakes:
+            fakes[id(tensor)] = fake_tensor(tensor, mode)
+    counter = FlopCounterMode(display=False)
+    try:
+        with mode, torch.no_grad(), QuickNorms(), counter:
+            tensors = [torch.zeros(shape, dtype=dtype, device=device) for shape, dtype in inputs]
+            with _swapped(aux, fakes):
+                result = aux(*tensors)
+    except (DataDependentOutputException, DynamicOutputShapeException):
+        return None  # only real data can tell
+    except Exception as error:
+        raise Mismatch(f"it fails on such an input: {type(error).__name__}: {error}") from error
+    return list(result) if isinstance(result, (tuple, list)) else [result], float(counter.get_total_flops())
+
+
+@contextmanager
+def _swapped(aux: TwoModeModule, fakes: dict[int, torch.Tensor]) -> Iterator[None]:
+    """The network with other tensors in the places of its own, by their identity."""
+    before: list[tuple[dict[str, Any], str, Any]] = []
+    try:
+        for module in aux.modules():
+            for registry in (module._parameters, module._buffers):
+                for name, tensor in registry.items():
+                    if tensor is not None:
+                        before.append((registry, name, tensor))
+                        registry[name] = fakes[id(tensor)]  # type: ignore[assignment]
+        yield
+    finally:
+        for registry, name, tensor in before:
+            registry[name] = tensor
+
+
+def _compare(values: list[object], wanted: tuple[TensorSpec, ...], batch: int | None) -> None:
+    if len(values) != len(wanted):
+        raise Mismatch(f"it gives {len(values)} tensors where the boundary has {len(wanted)}")
+    for i, (value, spec) in enumerate(zip(values, wanted, strict=True)):
+        shape = spec.at(batch) if batch is not None else spec.shape
+        if not isinstance(value, torch.Tensor):
+            raise Mismatch(f"its result {i} is a {type(value).__name__}, not a tensor")
+        if tuple(value.shape) != shape or value.dtype != spec.dtype:
+            raise Mismatch(
+                f"its result {i} is {str(value.dtype).removeprefix('torch.')}{list(value.shape)}, "
+                f"expected {str(spec.dtype).removeprefix('torch.')}{list(shape)}"
+            )

@@ -1,0 +1,231 @@
+"""Which blocks of a stage its AuxNet keeps, and with how many channels, so that a budget holds."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+from torch import fx
+
+from lpcompile.passes.auxnet import low_rank
+from lpcompile.passes.auxnet.channels import ChannelSet, channel_sets
+from lpcompile.passes.auxnet.graph import boundary_values, needed, rewrite, shortcuts, writers
+from lpcompile.passes.auxnet.zeroing import zeroing
+from lpcompile.passes.graph.module import submodule
+from lpcompile.passes.graph.residual import Residual, residuals
+from lpcompile.passes.split.split import Stage, stage_io
+
+SHARES = tuple(n / 32 for n in range(32, 1, -1))  # of a set's channels
+SPARE = 0.08  # of the budget: less than this is not worth another block
+GOOD = 0.85  # of the budget: the first thinned block that uses so much will do
+CANDIDATES = 4  # blocks to try for that
+ROUNDING = 1e-9  # relative: a budget of half of two equal blocks is one of them
+FAR = 2.0  # budgets: what costs more after thinning is better replaced
+WORTH_SPLITTING = 0.8  # of a layer's cost, for two thinner ones in its place
+
+Thinned = dict[str, tuple[int | None, int | None, int | None]]  # a layer's channels: made, taken in, kept apart
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A graph with its dropped blocks gone, and what to cut from the layers that are left."""
+
+    graph: fx.Graph
+    dropped: tuple[Residual, ...]
+    partial: tuple[Residual, ...]  # kept with fewer channels inside
+    thinned: Thinned
+    scales: dict[str, float]  # of a node's cost, by name; 1 where it is not listed
+    cost: float
+    blocks: tuple[Residual, ...] = ()  # all that could be dropped
+    zeroed: tuple[str, ...] = ()
+    ranks: dict[str, int] = field(default_factory=dict)  # layers to be split in two, and the channels in between
+
+
+class Chooser:
+    """One stage, its blocks and its costs."""
+
+    def __init__(self, stage: Stage, graph: fx.Graph, costs: dict[str, float], limit: float, tied: bool) -> None:
+        self.stage, self.graph, self.costs, self.limit = stage, graph, costs, limit
+        self.values = boundary_values(graph, len(stage_io(stage, True).boundary))
+        self.writing = writers(graph)
+        self.shares = (1.0,) if tied else SHARES
+
+    def cost(self, dropped: Iterable[Residual]) -> float:
+        instead = shortcuts(self.graph, self.stage, dropped)
+        running = needed(self.values, instead, self.writing)
+        return sum(self.costs.get(n.name, 0.0) for n in self.graph.nodes if n in running)  # in order: same rounding
+
+    def attempt(self, dropped: Sequence[Residual], thinnable: Sequence[Residual] | None) -> Choice:
+        """The widest form within the limit, or the thinnest there is. Channels go from the branches of `thinnable`
+        alone, or, without it, from everywhere."""
+        made = rewrite(self.graph, self.stage, self.values, dropped)
+        sets = channel_sets(made, self.stage) if len(self.shares) > 1 else []
+        if thinnable is not None:
+            inside = {n.name for block in thinnable for n in block.inside}
+            sets = [s for s in sets if all(n.name in inside for n in s.nodes)]
+        for share in self.shares if sets else (1.0,):
+            thinned, scales = _thin(sets, share)
+            cost = sum(self.costs.get(n.name, 0.0) * scales.get(n.name, 1.0) for n in made.nodes)
+            if cost <= self.limit:
+                break
+        partial = tuple(thinnable or ()) if thinned else ()
+        return Choice(made, tuple(dropped), partial, thinned, scales, cost)
+
+    def learns(self, choice: Choice) -> bool:
+        for node in choice.graph.nodes:
+            if node.op == "call_module":
+                if next(submodule(self.stage, str(node.target)).parameters(), None) is not None:
+                    return True
+            elif node.op == "get_attr" and str(node.target) in dict(self.stage.named_parameters()):
+                return True
+        return False
+
+
+def choose(
+    stage: Stage,
+    graph: fx.Graph,
+    costs: dict[str, float],
+    budget: float,
+    *,
+    tied: bool,
+    init: str,
+    shared: Collection[int] = (),
+    head: bool = False,
+) -> Choice | None:
+    """The blocks to keep within `budget` of the stage's cost; None where the stage has no block that can be dropped.
+
+    `shared` are the parameters (by id) that other stages use too: they are never set to zero. `head`: what has no
+    blocks is thinned all the same; None where that does not bring it near its budget.
+    """
+    total = sum(costs.get(n.name, 0.0) for n in graph.nodes)
+    chooser = Chooser(stage, graph, costs, budget * total * (1 + ROUNDING), tied)
+    blocks = [b for b in residuals(graph, stage) if _droppable(b, chooser.writing)]
+    consistent = init == "consistent"
+    zeros = {b: _own_zeros(b, graph, stage, shared) for b in blocks} if consistent else {}
+    if consistent:
+        blocks = [b for b in blocks if zeros[b] is not None]
+    plain, changing = [b for b in blocks if b.keeps], [b for b in blocks if not b.keeps]
+    if not blocks and not head:
+        return None
+    if chooser.cost(plain) <= chooser.limit:
+        found = _deepest(chooser, plain)
+    else:
+        found = _thinnest(chooser, plain, changing, everywhere=not consistent)
+    if not blocks and found.cost > FAR * chooser.limit:
+        return None
+    if not chooser.learns(found):
+        found = _one_block(chooser, found, blocks)
+        found = found if consistent or tied else _split(chooser, found)
+    gone = {name for b in (*found.dropped, *found.partial) for name in zeros.get(b) or ()}
+    return replace(found, blocks=tuple(blocks), zeroed=tuple(sorted(gone)))
+
+
+def _deepest(chooser: Chooser, plain: list[Residual]) -> Choice:
+    """As many whole blocks as fit, evenly spread, and one more with fewer channels from what is left."""
+    groups = list(dict.fromkeys(b.group for b in plain))
+    kept: list[str] = []
+    for count in range(1, len(groups) + 1):
+        wanted = even(groups, count)
+        if chooser.cost([b for b in plain if b.group not in wanted]) > chooser.limit:
+            break
+        kept = wanted
+    dropped = [b for b in plain if b.group not in kept]
+    best = chooser.attempt(dropped, [])
+    if not dropped or chooser.limit - best.cost <= SPARE * chooser.limit:
+        return best
+    for name in by_distance(groups, kept)[:CANDIDATES]:
+        extra = [b for b in dropped if b.group == name]
+        for part in [extra, *([b] for b in extra)] if len(extra) > 1 else [extra]:
+            tried = chooser.attempt([b for b in dropped if b not in part], part)
+            if best.cost < tried.cost <= chooser.limit:
+                best = tried
+        if best.cost >= GOOD * chooser.limit:
+            break
+    return best
+
+
+def _thinnest(chooser: Chooser, plain: list[Residual], changing: list[Residual], everywhere: bool) -> Choice:
+    """All blocks that keep the shape are gone and it is still too much: fewer channels, then no branches either."""
+    weigh = {b: sum(chooser.costs.get(n.name, 0.0) for n in b.inside) for b in changing}
+    order = sorted(changing, key=lambda b: -weigh[b])
+    for count in range(len(order) + 1):
+        found = chooser.attempt([*plain, *order[:count]], None if everywhere else order[count:])
+        if found.cost <= chooser.limit:
+            break
+    return _split(chooser, found) if everywhere and len(chooser.shares) > 1 else found
+
+
+def _split(chooser: Chooser, found: Choice) -> Choice:
+    """Still too much: layers whose channels are the stream, a stem most of all, become two thinner ones in a row."""
+    able = low_rank.candidates(found.graph, chooser.stage)
+    able = {n: size for n, size in able.items() if str(n.target) not in found.thinned}
+    best = found
+    for share in [s for s in SHARES if s <= 0.5] if found.cost > chooser.limit else ():
+        ranks = {n: low_rank.rank(size, share) for n, size in able.items()}
+        cheaper = {n: low_rank.scale(able[n], r) for n, r in ranks.items()}
+        cheaper = {n: s for n, s in cheaper.items() if s < WORTH_SPLITTING}
+        saved = sum(chooser.costs.get(n.name, 0.0) * (1 - s) for n, s in cheaper.items())
+        if saved:
+            scales = found.scales | {n.name: s for n, s in cheaper.items()}
+            names = {str(n.target): ranks[n] for n in cheaper}
+            best = replace(found, scales=scales, ranks=names, cost=found.cost - saved)
+        if best.cost <= chooser.limit:
+            break
+    return best
+
+
+def _one_block(chooser: Chooser, found: Choice, blocks: list[Residual]) -> Choice:
+    """Something must learn: the cheapest block, as thin as it gets, whatever the budget says."""
+    tried = [chooser.attempt([b for b in found.dropped if b is not block], [block]) for block in blocks]
+    able = [t for t in tried if chooser.learns(t)]
+    return min(able, key=lambda t: t.cost) if able else found
+
+
+def even(items: Sequence[str], count: int) -> list[str]:
+    """`count` of the items, evenly spread."""
+    return [items[int((i + 0.5) * len(items) / count)] for i in range(count)]
+
+
+def by_distance(items: Sequence[str], taken: Sequence[str]) -> list[str]:
+    """The items that are not taken, those farthest from the taken ones (and from the ends) first."""
+    at = [-1, *(i for i, item in enumerate(items) if item in taken), len(items)]
+    free = [i for i in range(len(items)) if i not in at]
+    return [items[i] for i in sorted(free, key=lambda i: -min(abs(i - j) for j in at))]
+
+
+def _own_zeros(block: Residual, graph: fx.Graph, stage: Stage, shared: Collection[int]) -> tuple[str, ...] | None:
+    """What to set to zero for the branch, if nothing but the branch uses it."""
+    names = zeroing(block, stage)
+    parameters = dict(stage.named_parameters(remove_duplicate=False))
+    wanted = {id(parameters[name]) for name in names or ()}
+    for node in graph.nodes:
+        if node not in block.inside and node.op == "call_module":
+            used = {id(p) for p in submodule(stage, str(node.target)).parameters()}
+        else:
+            used = {id(parameters.get(str(node.target)))} if node.op == "get_attr" else set()
+            used = used if any(user not in block.inside for user in node.users) else set()
+        if used & wanted:
+            return None
+    return names if not wanted & set(shared) else None
+
+
+def _droppable(block: Residual, writing: dict[object, list[fx.Node]]) -> bool:
+    """Not where the sum is written into later: the write would go into the stream."""
+    return not any(block.node < w for w in writing.get(block.node.meta.get("storage"), []))
+
+
+def _thin(sets: list[ChannelSet], share: float) -> tuple[Thinned, dict[str, float]]:
+    thinned: Thinned = {}
+    scales: dict[str, float] = {}
+    for group in sets:
+        channels = group.thinned(share)
+        if channels == group.channels:
+            continue
+        for place, nodes in enumerate((group.makers, group.takers, group.between)):
+            for node in nodes:
+                scales[node.name] = scales.get(node.name, 1.0) * channels / group.channels
+                if node.op == "call_module":
+                    now = list(thinned.get(str(node.target), (None, None, None)))
+                    now[place] = channels
+                    thinned[str(node.target)] = (now[0], now[1], now[2])
+    return thinned, scales

@@ -1,0 +1,237 @@
+"""AuxNets: for each stage but the last a small network from its input to its output, derived from the stage itself.
+
+>>> aux = derive(stage, budget=0.1)
+>>> lam_next = aux(lam)                # called just as the stage is
+>>> aux.record                         # what was kept, dropped and thinned
+
+Residual blocks that keep the shape are dropped, evenly, until the rest costs no more than `budget` of the stage; what
+is left of the budget goes to one more block with fewer channels inside. Where that is not enough, channels are thinned
+in all that is left, then branches beside a projection go. A stage without residual blocks gets an adapter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from lpcompile.errors import UsageError
+from lpcompile.passes.auxnet import low_rank
+from lpcompile.passes.auxnet.adapter import Adapter, possible
+from lpcompile.passes.auxnet.channels import thin
+from lpcompile.passes.auxnet.check import FakeRun, Mismatch, fake_run
+from lpcompile.passes.auxnet.choice import Choice, choose
+from lpcompile.passes.auxnet.graph import boundary_values, rewrite
+from lpcompile.passes.auxnet.modules import INITS, layers, refresh
+from lpcompile.passes.graph.module import TwoModeModule
+from lpcompile.passes.split.split import Stage, StageIO, stage_io
+
+FORMS = ("derived", "tied")
+SEED = 1  # of fresh weights: the same on every rank, whatever the user's generators do
+
+
+@dataclass(frozen=True)
+class AuxRecord:
+    """What an AuxNet was made of."""
+
+    kind: str  # "derived", "tied", "adapter", "whole" (the stage itself, where nothing smaller runs) or "user"
+    init: str
+    kept: tuple[str, ...] = ()  # blocks by name
+    dropped: tuple[str, ...] = ()
+    thinned: tuple[str, ...] = ()  # blocks or layers with fewer channels
+    zeroed: tuple[str, ...] = ()  # parameters of the model that must start at zero
+    split: tuple[str, ...] = ()  # layers that became two thinner ones
+    forward_share: float = 0.0  # of the stage's forward cost, estimated
+    backward_share: float = 0.0
+
+
+class AuxNet(TwoModeModule):
+    """`aux(*lams, *inputs)` gives the tensors of the next boundary; the same arguments as its stage takes."""
+
+    _lp_io: dict[bool, StageIO]
+    _lp_record: AuxRecord
+
+    @property
+    def record(self) -> AuxRecord:
+        return self._lp_record
+
+    def _lp_set_record(self, record: AuxRecord) -> None:
+        self.__dict__["_lp_record"] = self._lp_notes["_lp_record"] = record  # in the notes, so that copies have it
+
+
+def aux_io(aux: AuxNet) -> StageIO:
+    return aux._lp_io[True]
+
+
+def derive(
+    stage: Stage,
+    *,
+    budget: float = 0.1,
+    costs: Mapping[str, tuple[float, float]] | None = None,
+    form: str = "derived",
+    init: str = "fresh",
+    seed: int = 0,
+    batch_free: bool = True,
+    shared: Collection[int] = (),
+    head: bool = False,
+) -> AuxNet:
+    """The AuxNet of a stage. `costs` gives (forward, backward) of its nodes by name; without them FLOPs count.
+    `batch_free`: the stage runs at any batch size, so the AuxNet must too. `shared`: ids of parameters that other
+    stages use. `head`: what follows a boundary is derived from (see `passes.head`), which is thinned also where it has
+    no blocks, and ends as the model does.
+
+    The model does not change. For a consistent start, `record.zeroed` names the parameters that must be set to zero;
+    `take_weights` then gives the AuxNet the model's weights.
+    """
+    if form not in FORMS:
+        raise UsageError(f"aux={form!r} is not one of {', '.join(FORMS)}")
+    if init not in INITS:
+        raise UsageError(f"aux_init={init!r} is not one of {', '.join(INITS)}")
+    graph = stage._lp_graphs[True]
+    prices = {n.name: costs.get(n.name, (0.0, 0.0)) if costs else flops_of(n) for n in graph.nodes}
+    total = (sum(f for f, _ in prices.values()) or 1.0, sum(b for _, b in prices.values()) or 1.0)
+    sums = {n: f + b for n, (f, b) in prices.items()}
+    choice = choose(stage, graph, sums, budget, tied=form == "tied", init=init, shared=shared, head=head)
+    if choice is not None:
+        aux = _built(stage, choice, form, init, seed)
+        parts = [prices.get(n.name, (0.0, 0.0)) for n in choice.graph.nodes]
+        scales = [choice.scales.get(n.name, 1.0) for n in choice.graph.nodes]
+        spent = [sum(p[i] * s for p, s in zip(parts, scales, strict=True)) for i in (0, 1)]
+        if _run(aux, batch_free) is not None:
+            return _recorded(aux, _record(choice, form, init), spent[0] / total[0], spent[1] / total[1])
+    until = _last_layers(stage, graph, sums, budget) if head else None
+    aux = _adapted(stage, graph, budget, seed, init, until)
+    run = _run(aux, batch_free)
+    if run is None:  # nothing smaller runs: the stage itself, once more
+        whole_copy = rewrite(graph, stage, boundary_values(graph, len(aux_io(aux).boundary)), ())
+        return _recorded(assemble(stage, whole_copy, layers(stage, whole_copy)), AuxRecord("whole", "copy"), 1.0, 1.0)
+    share = run.flops / (sum(flops_of(n)[0] for n in graph.nodes) or 1.0)
+    return _recorded(aux, AuxRecord("adapter", "fresh"), share, share)
+
+
+def flops_of(node: fx.Node) -> tuple[float, float]:
+    if node.op in ("placeholder", "output", "get_attr"):
+        return 0.0, 0.0
+    return float(node.meta.get("flops", 0)), float(node.meta.get("backward_flops", 0))
+
+
+def _built(stage: Stage, choice: Choice, form: str, init: str, seed: int) -> AuxNet:
+    found = layers(stage, choice.graph, tied=form == "tied")
+    for name, (makes, takes, keeps) in choice.thinned.items():
+        thin(found[name], makes, takes, keeps)
+    with torch.random.fork_rng(devices=_cuda(stage)):
+        torch.manual_seed(SEED + seed)
+        for node in [n for n in choice.graph.nodes if n.op == "call_module" and str(n.target) in choice.ranks]:
+            name = str(node.target)
+            up = low_rank.insert(choice.graph, node)
+            found[name], found[up] = low_rank.split_layer(found[name], choice.ranks[name], values=init != "fresh")
+        if init == "fresh" and form != "tied":
+            refresh(found.values())
+    return assemble(stage, choice.graph, found)
+
+
+def _adapted(stage: Stage, graph: fx.Graph, budget: float, seed: int, init: str, until: fx.Node | None) -> AuxNet:
+    """Nothing can be dropped: an adapter for each tensor of the boundary that is more than handed on; or one for
+    `until` and, behind it, the stage's own layers."""
+    io = stage_io(stage, True)
+    values = boundary_values(graph, len(io.boundary))
+    ends = list(zip(values, io.boundary, strict=True)) if until is None else [(until, until.meta["spec"])]
+    flops = budget * sum(flops_of(n)[0] for n in graph.nodes)
+    device = next((t.device for t in (*stage.parameters(), *stage.buffers())), torch.device("cpu"))
+    made: dict[str, nn.Module] = {}
+    instead: dict[fx.Node, tuple[fx.Node, Callable[[fx.Graph, fx.Node], fx.Node]]] = {}
+    for i, (value, spec) in enumerate(ends):
+        source = _source(value)
+        if value.op != "placeholder" and source is not None and possible(source.meta["spec"], spec):
+            adapter = Adapter(f"adapter_{seed}_{i}", source.meta["spec"], spec, flops, device, made)
+            instead[value] = (source, adapter.connect)
+    with torch.random.fork_rng(devices=_cuda(stage)):
+        torch.manual_seed(SEED + seed)
+        rewritten = rewrite(graph, stage, values, (), instead)
+        found = layers(stage, rewritten, given=made)
+        if until is not None and init == "fresh":
+            refresh(layer for name, layer in found.items() if name not in made)
+    return assemble(stage, rewritten, found)
+
+
+def _last_layers(stage: Stage, graph: fx.Graph, costs: Mapping[str, float], budget: float) -> fx.Node | None:
+    """The first value through which all that the boundary gives must pass and after which half the budget is enough."""
+    count = len(stage_io(stage, True).lams)
+    nodes: list[fx.Node] = [n for n in graph.nodes if n.op != "output"]
+    left, room = sum(costs.values()), budget * sum(costs.values()) / 2
+    at = {n: i for i, n in enumerate(nodes)}
+    last = {n: max((at.get(u, len(nodes)) for u in n.users), default=-1) for n in nodes}
+    made: set[fx.Node] = set(nodes[:count])
+    for i, node in enumerate(nodes):
+        left -= costs.get(node.name, 0.0)
+        if made.intersection(node.all_input_nodes):
+            made.add(node)
+        alive = [n for n in made if at[n] <= i < last[n]]
+        if alive == [node] and node not in nodes[:count] and left <= room and _batched_float(node):
+            return node
+    return None
+
+
+def _source(value: fx.Node) -> fx.Node | None:
+    """The tensor that an adapter starts from: the largest float input that `value` is made of, or, where there are
+    only ids, the first float made of them (an embedding)."""
+    found: dict[fx.Node, None] = {}
+    pending = [value]
+    while pending:
+        node = pending.pop()
+        if node not in found:
+            found[node] = None
+            pending += node.all_input_nodes
+    floats = sorted(n for n in found if n is not value and n.op != "get_attr" and _batched_float(n))
+    inputs = [n for n in floats if n.op == "placeholder"]
+    return max(inputs, key=lambda n: n.meta["spec"].nbytes) if inputs else next(iter(floats), None)
+
+
+def _batched_float(node: fx.Node) -> bool:
+    spec = node.meta.get("spec")
+    return spec is not None and possible(spec, spec)
+
+
+def assemble(stage: Stage, graph: fx.Graph, found: dict[str, Any]) -> AuxNet:
+    """An AuxNet module in training mode that takes what the stage takes."""
+    io = stage_io(stage, True)
+    io = StageIO(io.lams, io.inputs, io.boundary, ())
+    aux = AuxNet({True: graph, False: graph}, f"AuxNet_{stage._lp_name}", _lp_io={True: io, False: io})
+    aux._lp_fill(stage, found)
+    return aux
+
+
+def _run(aux: AuxNet, batch_free: bool) -> FakeRun | None:
+    """None where it does not give what the boundary carries."""
+    try:
+        return fake_run(aux, aux_io(aux).boundary, batch_free)
+    except Mismatch:
+        return None
+
+
+def _record(choice: Choice, form: str, init: str) -> AuxRecord:
+    names = list(dict.fromkeys(b.group for b in choice.blocks))
+    left = {b.group for b in choice.blocks if b not in choice.dropped}
+    cut = [f"{name} ({sizes[0]} channels)" for name, sizes in choice.thinned.items() if sizes[0] is not None]
+    cut += [f"{name} (by way of {rank} channels)" for name, rank in choice.ranks.items()]
+    return AuxRecord(
+        form,
+        "tied" if form == "tied" and init != "consistent" else init,
+        kept=tuple(n for n in names if n in left),
+        dropped=tuple(n for n in names if n not in left),
+        thinned=tuple(cut),
+        zeroed=choice.zeroed,
+        split=tuple(choice.ranks),
+    )
+
+
+def _recorded(aux: AuxNet, record: AuxRecord, forward: float, backward: float) -> AuxNet:
+    aux._lp_set_record(replace(record, forward_share=forward, backward_share=backward))
+    return aux
+
+
+def _cuda(stage: nn.Module) -> Sequence[torch.device]:
+    return list({p.device for p in stage.parameters() if p.device.type == "cuda"})

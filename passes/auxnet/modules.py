@@ -1,0 +1,110 @@
+"""The layers of an AuxNet: copies of the stage's, or the stage's own with norm statistics of their own."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.nn.modules.dropout import _DropoutNd
+
+from lpcompile.passes.graph.module import submodule
+
+INITS = ("fresh", "copy", "consistent")
+
+
+def layers(
+    stage: nn.Module, graph: fx.Graph, *, tied: bool = False, given: Mapping[str, nn.Module] | None = None
+) -> dict[str, Any]:
+    """For each target of the graph its own module, parameter or buffer. Whatever the stage uses twice stays one.
+
+    With `tied` the parameters are the stage's and only buffers are copied. `given` are layers the stage does not have.
+    """
+    memo: dict[int, Any] = {}
+    if tied:
+        memo |= {id(p): p for p in stage.parameters()}
+    found: dict[str, Any] = dict(given or {})
+    for node in graph.nodes:
+        target = str(node.target)
+        if node.op == "call_module" and target not in found:
+            found[target] = _without_chance(detached_copy(submodule(stage, target), memo))
+        elif node.op == "get_attr" and target not in found:
+            found[target] = copy.deepcopy(_attribute(stage, target), memo)
+    if not tied:
+        for value in found.values():
+            for parameter in parameters_of(value):
+                if parameter.is_floating_point():
+                    parameter.requires_grad_(True)  # frozen in the model, perhaps, but an AuxNet must learn
+    return found
+
+
+def detached_copy(layer: nn.Module, memo: dict[int, Any] | None = None) -> nn.Module:
+    """A deep copy. Tensors that a layer computed and kept (weight norm's weight) are copied without their history."""
+    memo = {} if memo is None else memo
+    for module in layer.modules():
+        for value in vars(module).values():
+            if isinstance(value, torch.Tensor) and not value.is_leaf:
+                memo[id(value)] = value.detach().clone()
+    return copy.deepcopy(layer, memo)
+
+
+def parameters_of(value: Any) -> Iterable[nn.Parameter]:
+    if isinstance(value, nn.Module):
+        return value.parameters()
+    return [value] if isinstance(value, nn.Parameter) else []
+
+
+def _attribute(stage: nn.Module, target: str) -> Any:
+    value: Any = stage
+    for part in target.split("."):
+        registries = (value._modules, value._parameters, value._buffers) if isinstance(value, nn.Module) else ()
+        value = next((r[part] for r in registries if part in r), None) if registries else None
+        if value is None:
+            raise AttributeError(target)
+    return value
+
+
+def _without_chance(layer: nn.Module) -> nn.Module:
+    """No dropout inside, nothing in place, none of the user's hooks."""
+    for module in layer.modules():
+        if isinstance(module, _DropoutNd):
+            module.p = 0.0
+        elif isinstance(module, nn.MultiheadAttention):
+            module.dropout = 0.0
+        if isinstance(getattr(module, "inplace", None), bool):
+            module.inplace = False  # type: ignore[assignment]
+        for hooks in (module._forward_hooks, module._backward_hooks, module._backward_pre_hooks):
+            hooks.clear()
+    return layer
+
+
+def refresh(values: Iterable[Any]) -> None:
+    """Fresh initial weights, drawn by each module's own `reset_parameters`.
+
+    Where a module has none, its matrices are drawn anew with the spread they have; scales and offsets stay.
+    """
+    for value in values:
+        for module in value.modules() if isinstance(value, nn.Module) else ():
+            reset = getattr(module, "reset_parameters", None) or getattr(module, "_reset_parameters", None)
+            if callable(reset):
+                reset()
+                continue
+            for parameter in module.parameters(recurse=False):
+                if parameter.dim() >= 2 and parameter.is_floating_point():
+                    with torch.no_grad():
+                        parameter.normal_(0.0, float(parameter.std()) if parameter.device.type != "meta" else 1.0)
+
+
+def take_weights(aux: nn.Module, stage: nn.Module, split: Collection[str] = ()) -> None:
+    """Give the AuxNet the stage's weights and statistics as they are now; thinned layers get their first channels.
+
+    Layers that were `split` in two have theirs already, as near as two thin ones come.
+    """
+    theirs = dict(stage.named_parameters(remove_duplicate=False)) | dict(stage.named_buffers(remove_duplicate=False))
+    with torch.no_grad():
+        for name, tensor in (*aux.named_parameters(), *aux.named_buffers()):
+            source = theirs.get(name)
+            if source is not None and source is not tensor and name.rpartition(".")[0] not in split:
+                tensor.copy_(source[tuple(slice(0, size) for size in tensor.shape)])

@@ -1,0 +1,118 @@
+"""Why a model cannot be captured, in plain words: the source line, the reason, what to try."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import linecache
+import traceback
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+from lpcompile.errors import CaptureError, UsageError
+from lpcompile.passes.capture.recorder import Recorder, Unrecordable
+from lpcompile.passes.capture.values import is_library
+
+
+def check_model(model: Any) -> None:
+    """Refuse wrappers and things that are no module before any work is done."""
+    if not isinstance(model, nn.Module):
+        raise UsageError(f"expected a torch.nn.Module, got {type(model).__name__}; pass the model itself")
+    wrapped = {"OptimizedModule": "_orig_mod", "DistributedDataParallel": "module", "DataParallel": "module",
+               "FullyShardedDataParallel": "module"}.get(type(model).__name__)  # fmt: skip
+    if wrapped is not None and hasattr(model, wrapped):
+        raise UsageError(
+            f"the model is wrapped in {type(model).__name__}; pass model.{wrapped} (wrap or compile the stages instead)"
+        )
+    if isinstance(model, torch.jit.ScriptModule):
+        raise UsageError("a TorchScript module has no Python forward to record; pass the nn.Module it was made from")
+
+
+def has_meta(model: nn.Module) -> bool:
+    return any(t.device.type == "meta" for t in [*model.parameters(), *model.buffers()])
+
+
+def blame(error: Exception, recorder: Recorder) -> Unrecordable:
+    """Which module an exception inside forward belongs to, and why, in words."""
+    if isinstance(error, Unrecordable):
+        return error
+    path, source = recorder.failed_at or ("", "")
+    return Unrecordable(path, _reason(error), _line_of(error) or source)
+
+
+def _reason(error: Exception) -> str:
+    name, text = type(error).__name__, str(error).strip().split("\n")[0][:200]
+    if "DataDependent" in name or "data-dependent" in str(error).lower():
+        return "what it does next depends on the values in a tensor (an if, a loop or a size)"
+    if "DynamicOutputShape" in name:
+        return "the shape of a result depends on the values in a tensor"
+    return f"{name}: {text}"
+
+
+def _line_of(error: BaseException) -> str:
+    """The last line of the user's own code on the way to the error."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [f for f in frames if not is_library(f.filename)]
+    return f"{own[-1].filename}:{own[-1].lineno} in {own[-1].name}" if own else ""
+
+
+def at(source: str) -> str:
+    return f" ({source})" if source else ""
+
+
+def capture_error(model: nn.Module, error: Unrecordable, tensors: list[torch.Tensor], rebuild: Any) -> CaptureError:
+    """The final word: what failed, where, and what to try. A model that fails by itself gets its own error back."""
+    own = _fails_by_itself(model, tensors, rebuild)
+    if own is not None:
+        return CaptureError(f"the model itself fails on the example inputs, before lpcompile does anything: {own}")
+    where = f"in module {error.path!r}" if error.path else f"in the forward of {type(model).__name__} itself"
+    lines = [f"cannot capture {type(model).__name__}: {where}, {error.reason}"]
+    source = error.source or _forward_of(model.get_submodule(error.path))
+    if source:
+        lines.append(f"  at {source}{_code(source)}")
+    lines.append("what to try:")
+    if error.remedy:
+        lines.append(f"  {error.remedy}")
+    if error.path:
+        parent = error.path.rpartition(".")[0]
+        lines.append(
+            f"  leaf=[{error.path!r}] keeps that module whole" + (f" (or its parent {parent!r})" if parent else "")
+        )
+    if not error.remedy:
+        lines.append("  concrete_args={'name': value} fixes an argument of forward that the branch depends on")
+        lines.append("  front_end='specialise' freezes the branch at what it is for these example inputs")
+    if not error.path:
+        lines.append("  or move that part of forward into a submodule, which can then stay whole")
+    return CaptureError("\n".join(lines))
+
+
+def _forward_of(module: nn.Module) -> str:
+    """Where a module's forward begins: for what has no line of its own, as a generator that has been used."""
+    code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
+    return f"{code.co_filename}:{code.co_firstlineno} in {code.co_name}" if code is not None else ""
+
+
+def _fails_by_itself(model: nn.Module, tensors: list[torch.Tensor], rebuild: Any) -> str | None:
+    args, kwargs = rebuild(tensors)
+    try:
+        with torch.no_grad():
+            model(*args, **kwargs)
+    except Exception as error:
+        if has_meta(model) and (isinstance(error, NotImplementedError) or "meta" in str(error)):
+            return None  # it might well run if it had weights
+        return f"{type(error).__name__}: {error}{at(_line_of(error))}"
+    return None
+
+
+def _code(source: str) -> str:
+    file, _, rest = source.rpartition(":")
+    line = linecache.getline(file, int(rest.split(" ")[0])).strip() if rest else ""
+    return f": {line}" if line else ""
+
+
+def closest(name: str, names: Iterable[str]) -> str:
+    found = difflib.get_close_matches(name, list(names), n=3)
+    return f"; closest: {', '.join(found)}" if found else ""

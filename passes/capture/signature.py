@@ -1,0 +1,125 @@
+"""How a model is called: from arguments as a user writes them to a flat list of tensors, checked."""
+
+from __future__ import annotations
+
+import builtins
+import inspect
+import keyword
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from lpcompile.core.spec import TensorSpec
+from lpcompile.errors import InputError, UsageError
+from lpcompile.passes.graph.tree import Tree, flatten
+
+# Names that generated code uses itself.
+_TAKEN = {"self", "torch", "inf", "nan", "device", "operator", "lpcompile", *dir(builtins)}
+
+
+@dataclass(frozen=True)
+class Signature:
+    """The recorded call. `flat(args, kwargs)` accepts the same call at any batch size, positionally or by keyword."""
+
+    parameters: inspect.Signature
+    trees: dict[str, Tree]  # one per argument that was given when recording
+    inputs: tuple[tuple[str, TensorSpec], ...]  # placeholder name and spec of every tensor
+
+    def flat(self, args: tuple[Any, ...], kwargs: dict[str, Any], check: bool = True) -> list[torch.Tensor]:
+        """The tensors of a call in placeholder order."""
+        given = bind(self.parameters, args, kwargs)
+        leaves: list[torch.Tensor] = []
+        for name, tree in self.trees.items():
+            if name not in given:
+                raise InputError(
+                    f"input {name!r} was given when the model was captured but is missing now; "
+                    f"pass it, or compile again with example inputs that leave it out"
+                )
+            tensors, found = flatten(given.pop(name))
+            if check and not found.matches(tree):
+                now, before = (found, tree) if found.text != tree.text else (found.constants, tree.constants)
+                raise InputError(
+                    f"input {name!r} is {now} now but was {before} when the model was captured (* is a tensor); "
+                    f"values that are not tensors are part of the program: compile again for this call"
+                )
+            leaves += tensors
+        for name, value in given.items():
+            parameter = self.parameters.parameters[name]
+            if not _is_default(parameter, value):
+                raise InputError(
+                    f"input {name!r} is given now but was not when the model was captured; "
+                    f"compile again with example inputs that include it"
+                )
+        if check:
+            self._check(leaves)
+        return leaves
+
+    def _check(self, leaves: list[torch.Tensor]) -> None:
+        batch = None
+        for (name, spec), tensor in zip(self.inputs, leaves, strict=True):
+            shape = tuple(tensor.shape)
+            same = len(shape) == len(spec.shape) and tensor.dtype == spec.dtype
+            for size, recorded, multiple in zip(shape, spec.shape, spec.batch or (0,) * len(shape), strict=False):
+                if multiple and batch is None:
+                    batch = size // multiple
+                same = same and size == (multiple * (batch or 0) if multiple else recorded)
+            if not same:
+                raise InputError(
+                    f"input {name!r} is {TensorSpec.of(tensor)} now but the program was compiled for {spec}"
+                    f"{' (B is the batch size)' if any(spec.batch) else ''}; compile again with example inputs of "
+                    f"this shape and dtype, or pad or crop to the compiled one"
+                )
+
+
+def _is_default(parameter: inspect.Parameter, value: Any) -> bool:
+    if parameter.kind in (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL):
+        return not value
+    return flatten(value)[1].matches(flatten(parameter.default)[1]) and not isinstance(value, torch.Tensor)
+
+
+def bind(parameters: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Arguments by parameter name, in signature order, keyword bundles sorted, so that equal calls look equal."""
+    try:
+        bound = parameters.bind(*args, **kwargs).arguments
+    except TypeError as error:
+        raise InputError(f"the model's forward{parameters} cannot be called like this: {error}") from None
+    for name, parameter in parameters.parameters.items():
+        if name in bound and parameter.kind is inspect.Parameter.VAR_KEYWORD:
+            bound[name] = dict(sorted(bound[name].items()))
+    return dict(bound)
+
+
+def make_signature(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Signature:
+    parameters = inspect.signature(model.forward)
+    trees, inputs, used = {}, [], set()
+    for name, value in bind(parameters, args, kwargs).items():
+        tensors, trees[name] = flatten(value)
+        for i, tensor in enumerate(tensors):
+            label = re.sub(r"\W", "_", name if len(tensors) == 1 else f"{name}_{i}")
+            while label in used or keyword.iskeyword(label) or label in _TAKEN or label.startswith("lam"):
+                label += "_"
+            used.add(label)
+            inputs.append((label, TensorSpec.of(tensor)))
+    if not inputs:
+        raise UsageError("the example inputs hold no tensor; pass example_inputs=(x, ...) as the model is called")
+    return Signature(parameters, trees, tuple(inputs))
+
+
+def example_call(
+    parameters: inspect.Signature, example_inputs: Any, example_kwargs: dict[str, Any] | None = None
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Normalise what users pass: a tensor, a tuple of arguments, or a dict of keyword arguments."""
+    kwargs = dict(example_kwargs or {})
+    if example_inputs is None:
+        return (), kwargs
+    if isinstance(example_inputs, dict) and not isinstance(example_inputs, torch.Tensor):
+        names = parameters.parameters
+        open_ended = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in names.values())
+        if all(isinstance(k, str) and (k in names or open_ended) for k in example_inputs):
+            return (), {**example_inputs, **kwargs}
+        return (example_inputs,), kwargs
+    if isinstance(example_inputs, (tuple, list)) and not hasattr(example_inputs, "_fields"):
+        return tuple(example_inputs), kwargs
+    return (example_inputs,), kwargs

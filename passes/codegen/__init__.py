@@ -1,0 +1,1 @@
+"""Readable Python source for a stage or an AuxNet."""

@@ -1,0 +1,163 @@
+"""The modules of a stage as a tree of parts, and which of them become classes of their own.
+
+A container whose steps lie side by side in the graph is a unit: its steps are one method, with the values from
+outside as arguments. A container that is a plain chain of its children is an `nn.Sequential`. Steps of any other
+container are written where they are, in the unit around it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import fx, nn
+
+from lpcompile.passes.codegen.leaf import Leaf
+
+Path = tuple[str, ...]
+
+
+@dataclass
+class Part:
+    """A module of the stage: a layer (`leaf`) or a container of others."""
+
+    path: Path
+    module: nn.Module
+    original: str = "Module"  # the name of the user's class
+    sequential: bool = False  # whether that is a kind of nn.Sequential
+    cut: bool = False  # whether a part of the user's module lies in another stage
+    leaf: Leaf | None = None
+    children: dict[str, Part] = field(default_factory=dict)
+    unit: bool = False
+    kind: str = "plain"  # or "sequential", "list", "dict": how a container is made and its children are reached
+
+    def at(self, path: Path) -> Part | None:
+        part: Part | None = self
+        for name in path:
+            part = part.children.get(name) if part is not None else None
+        return part
+
+    def walk(self) -> list[Part]:
+        """This part and everything below it, children first."""
+        return [p for child in self.children.values() for p in child.walk()] + [self]
+
+
+def build_tree(module: nn.Module, model: nn.Module | None, path: Path = ()) -> Part:
+    """The tree below a stage; children in the order of the user's model."""
+    twin = _submodule(model, path)
+    part = Part(path, module, type(twin).__name__ if twin is not None else "Module")
+    if path and type(module) is not nn.Module:
+        part.original = type(module).__name__
+        return part
+    order = {name: i for i, name in enumerate(twin._modules)} if twin is not None else {}
+    for name in sorted(module._modules, key=lambda n: order.get(n, len(order))):
+        child = module._modules[name]
+        if child is not None:
+            part.children[name] = build_tree(child, model, (*path, name))
+    part.sequential = isinstance(twin, nn.Sequential)
+    part.cut = twin is not None and any(
+        name not in part.children and next(child.parameters(), None) is not None
+        for name, child in twin._modules.items()
+        if child is not None
+    )
+    part.cut = part.cut or any(child.cut for child in part.children.values())
+    return part
+
+
+def _submodule(model: nn.Module | None, path: Path) -> nn.Module | None:
+    for name in path:
+        model = model._modules.get(name) if model is not None else None
+    return model
+
+
+def is_container(part: Part) -> bool:
+    return not part.path or type(part.module) is nn.Module
+
+
+class View:
+    """One graph of a stage: its steps in order, and the interval of steps that each unit spans."""
+
+    def __init__(self, graph: fx.Graph, root: Part) -> None:
+        self.root = root
+        self.arguments = [n for n in graph.nodes if n.op == "placeholder"]
+        self.steps = [n for n in graph.nodes if n.op not in ("placeholder", "output", "get_attr")
+                      and "symbol" not in n.meta]  # fmt: skip
+        self.index = {n: i for i, n in enumerate(self.steps)}
+        result = next(n for n in graph.nodes if n.op == "output").args[0]
+        self.results: list[fx.Node] = list(result) if isinstance(result, (tuple, list)) else [result]
+        self.single = not isinstance(result, (tuple, list))
+        self.owners = [self._owner(n) for n in self.steps]
+        self.spans: dict[Path, tuple[int, int]] = self._spans()
+        self.spans[()] = (0, len(self.steps))
+        self._interfaces: dict[Path, tuple[list[fx.Node], list[fx.Node]]] = {}
+        self.handed: dict[Path, list[fx.Node]] = {}  # sizes that a unit must be given
+
+    def _owner(self, node: fx.Node) -> Path:
+        """The innermost container whose forward made this step."""
+        path = node.meta.get("path", "")
+        names = tuple(path.split(".")) if path else ()
+        found: Path = ()
+        part = self.root
+        for name in names:
+            child = part.children.get(name)
+            if child is None or not is_container(child):
+                break
+            part, found = child, (*found, name)
+        return found
+
+    def _spans(self) -> dict[Path, tuple[int, int]]:
+        """For each container, the longest run of its steps."""
+        spans: dict[Path, tuple[int, int]] = {}
+        open_runs: dict[Path, int] = {}
+
+        def close(path: Path, end: int) -> None:
+            start = open_runs.pop(path)
+            if path not in spans or end - start > spans[path][1] - spans[path][0]:
+                spans[path] = (start, end)
+
+        for i, owner in enumerate([*self.owners, ()]):
+            current = {owner[:n] for n in range(1, len(owner) + 1)}
+            for path in [p for p in open_runs if p not in current]:
+                close(path, i)
+            for path in current:
+                open_runs.setdefault(path, i)
+        for path in list(open_runs):
+            close(path, len(self.steps))
+        return spans
+
+    def interface(self, path: Path) -> tuple[list[fx.Node], list[fx.Node]]:
+        """Values that the steps of a unit take from outside, and those of theirs that are used outside."""
+        if path not in self._interfaces:
+            self._interfaces[path] = self._interface(path)
+        return self._interfaces[path]
+
+    def _interface(self, path: Path) -> tuple[list[fx.Node], list[fx.Node]]:
+        start, end = self.spans[path]
+        inside = set(self.steps[start:end])
+        inputs: dict[fx.Node, None] = {}
+        outputs = []
+        for node in self.steps[start:end]:
+            for value in node.all_input_nodes:
+                if value not in inside and not self.is_own(value, path) and "symbol" not in value.meta:
+                    inputs.setdefault(value)
+            if node in self.results or any(u not in inside and u.op != "output" for u in node.users):
+                outputs.append(node)
+        return sorted(inputs, key=lambda n: not is_stream(n)), outputs
+
+    @staticmethod
+    def is_own(node: fx.Node, path: Path) -> bool:
+        """Whether a node reads state of the module at `path` or below."""
+        return node.op == "get_attr" and tuple(str(node.target).split("."))[: len(path)] == path
+
+
+def is_stream(node: fx.Node) -> bool:
+    """Whether a value is an activation, and not a mask, an index or a parameter."""
+    spec = node.meta.get("spec")
+    return spec is not None and bool(spec.is_float) and node.op != "get_attr"
+
+
+def nodes_in(value: Any) -> list[fx.Node]:
+    """Every occurrence of a node in an argument, in order."""
+    found: list[fx.Node] = []
+    fx.map_arg(value, lambda node: found.append(node))
+    return found

@@ -1,0 +1,1 @@
+"""What is known about a captured graph: liveness, residual blocks, batch dimensions, mutations."""

@@ -1,0 +1,167 @@
+"""The residual blocks of a stage: where a branch is added back to the stream.
+
+>>> for block in residuals(stage._lp_graphs[True], stage):
+...     print(block.group, block.keeps)
+
+Dropping a block means to use its shortcut in place of the sum. That is right for any sum of two tensors of one shape;
+what makes it a residual block is that both come from the same activation.
+"""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from lpcompile.passes.graph.module import submodule
+
+ADDS = {operator.add, operator.iadd, torch.add, "add", "add_", "__add__", "__iadd__"}
+# Layers of torch.nn that are residual blocks themselves: with their norms, in order, when these come after the sums.
+BLOCK_LAYERS: dict[type[nn.Module], tuple[str, ...]] = {
+    nn.TransformerEncoderLayer: ("norm1", "norm2"),
+    nn.TransformerDecoderLayer: ("norm1", "norm2", "norm3"),
+}
+
+
+@dataclass(frozen=True)
+class Residual:
+    """`node` is `shortcut` + `branch`. A block that is one layer of torch.nn has itself as its branch."""
+
+    node: fx.Node
+    shortcut: fx.Node
+    branch: fx.Node
+    inside: frozenset[fx.Node]  # what runs for the branch alone
+    keeps: bool  # the shortcut is the stream as it is; else it is a projection that changes its shape
+    group: str  # the module it belongs to: attention and MLP of one transformer block are one group
+    norms: tuple[str, ...] = ()  # layers that stay when a block layer is dropped
+
+
+def residuals(graph: fx.Graph, modules: nn.Module) -> list[Residual]:
+    """The residual blocks in program order, without those that only serve inside another one's branch."""
+    nodes = list(graph.nodes)
+    index = {node: i for i, node in enumerate(nodes)}
+    before: dict[fx.Node, int] = {}  # a set of nodes as bits: the node and all that it is made of
+    for node in nodes:
+        bits = 1 << index[node]
+        for source in node.all_input_nodes:
+            bits |= before[source]
+        before[node] = bits
+    stream = sum(1 << index[n] for n in nodes if n.op != "get_attr" and _is_float(n))
+    found = []
+    for node in nodes:
+        block = _layer(node, modules) if node.op == "call_module" else None
+        if block is None and node.target in ADDS and len(node.args) == 2 and not node.kwargs:
+            block = _sum(node, nodes, before, stream, modules)
+        if block is not None:
+            found.append(block)
+    return _numbered(_outermost(found))
+
+
+def _sum(
+    node: fx.Node, nodes: list[fx.Node], before: dict[fx.Node, int], stream: int, modules: nn.Module
+) -> Residual | None:
+    left, right = node.args
+    if not isinstance(left, fx.Node) or not isinstance(right, fx.Node) or left is right:
+        return None
+    shapes = {_look(n) for n in (node, left, right)}
+    if len(shapes) != 1 or None in shapes or not before[left] & before[right] & stream:
+        return None
+    alone = {a: [nodes[i] for i in _bits(before[a] & ~before[b])] for a, b in ((left, right), (right, left))}
+    # The shortcut is the side that is the stream. Where both changed it, the shorter way; not the cheaper one: a
+    # projection can cost more than a thin bottleneck.
+    common = {nodes[i] for i in _bits(before[left] & before[right] & stream)}
+    streams = {side: _is_stream(side, common, modules) for side in alone}
+    depth = {side: (sum(_flops(n) > 0 for n in alone[side]), sum(map(_flops, alone[side]))) for side in alone}
+    order = {side: (not streams[side], *depth[side]) for side in alone}
+    shortcut, branch = (left, right) if order[left] <= order[right] else (right, left)
+    keeps = streams[shortcut]
+    if not depth[branch][1] or streams[branch]:
+        return None
+    path = str(node.meta.get("path") or "")
+    return Residual(node, shortcut, branch, frozenset(alone[branch]), keeps, _group(path) or node.name)
+
+
+def _is_stream(node: fx.Node, common: set[fx.Node], modules: nn.Module) -> bool:
+    """Whether a value is what both sides are made of, handed on, or with something added to it on the way."""
+    if node in common:
+        return True
+    if node.target in ADDS and len(node.args) == 2:
+        return any(
+            isinstance(a, fx.Node) and _look(a) == _look(node) and _is_stream(a, common, modules) for a in node.args
+        )
+    source = node.args[0] if node.args else None
+    same = isinstance(source, fx.Node) and _look(source) == _look(node) and len(node.all_input_nodes) == 1
+    handed_on = node.op == "call_module" and not _has_parameters(node, modules)
+    return same and handed_on and _is_stream(source, common, modules)  # type: ignore[arg-type]
+
+
+def _layer(node: fx.Node, modules: nn.Module) -> Residual | None:
+    layer = submodule(modules, str(node.target))
+    norms = next((n for kind, n in BLOCK_LAYERS.items() if isinstance(layer, kind)), None)
+    stream = node.args[0] if node.args else None
+    if norms is None or not isinstance(stream, fx.Node) or _look(stream) != _look(node):
+        return None
+    after = () if getattr(layer, "norm_first", False) else norms
+    return Residual(node, stream, node, frozenset([node]), True, str(node.target), after)
+
+
+def _outermost(found: list[Residual]) -> list[Residual]:
+    """A sum inside another's branch goes with it, but a skip over several blocks is no block itself."""
+    inner = {block: [b for b in found if b is not block and b.node in block.inside] for block in found}
+    blocks = [b for b in found if len({i.group for i in inner[b]} - {b.group}) < 2]
+    nested = {i for b in blocks for i in inner[b]}
+    return [b for b in blocks if b not in nested]
+
+
+def _numbered(found: list[Residual]) -> list[Residual]:
+    """A module that runs several times (ALBERT has one layer for all) is a block of its own each time."""
+    sites: dict[str, set[tuple[str, str]]] = {}
+    times: dict[str, int] = {}
+    numbered = []
+    for block in found:
+        site = (str(block.node.meta.get("path")), str(block.node.meta.get("source")))
+        if site in sites.get(block.group, ()):
+            times[block.group] = times.get(block.group, 1) + 1
+            sites[block.group] = set()
+        sites.setdefault(block.group, set()).add(site)
+        time = times.get(block.group, 1)
+        numbered.append(block if time == 1 else replace(block, group=f"{block.group}#{time}"))
+    return numbered
+
+
+def _group(path: str) -> str:
+    """A module path up to its last part with a digit: `encoder.layer.3` for `encoder.layer.3.attention.output`."""
+    parts = path.split(".")
+    last = max((i for i, part in enumerate(parts) if any(c.isdigit() for c in part)), default=len(parts) - 1)
+    return ".".join(parts[: last + 1])
+
+
+def _look(node: fx.Node) -> Any:
+    spec = node.meta.get("spec")
+    return None if spec is None or not spec.is_float else (spec.shape, spec.batch, spec.dtype)
+
+
+def _is_float(node: fx.Node) -> bool:
+    return _look(node) is not None
+
+
+def _flops(node: fx.Node) -> int:
+    return int(node.meta.get("flops", 0)) + int(node.meta.get("backward_flops", 0)) if node.op != "placeholder" else 0
+
+
+def _has_parameters(node: fx.Node, modules: nn.Module) -> bool:
+    if node.op == "call_module":
+        return next(submodule(modules, str(node.target)).parameters(), None) is not None
+    return node.op == "get_attr"
+
+
+def _bits(bits: int) -> list[int]:
+    found = []
+    while bits:
+        low = bits & -bits
+        found.append(low.bit_length() - 1)
+        bits ^= low
+    return found

@@ -1,0 +1,1 @@
+"""What every unit costs: measured in real steps, or counted in FLOPs."""

@@ -1,0 +1,259 @@
+"""The measured profile: time every unit inside real training steps on the user's device.
+
+The model is split at every cut and run as a whole, so each unit sees the caches, threads and memory traffic of a real
+step. Forward is stamped between units, backward by hooks on the tensors that cross the cuts. The undivided model is
+timed in turn with it; the units are scaled to add up to that, and the raw sum is kept in the notes.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from lpcompile.core.cost import Profile
+from lpcompile.core.progress import Progress, silent, within
+from lpcompile.passes.capture.capture import Captured, rebuilder
+from lpcompile.passes.graph.batch import batch_size
+from lpcompile.passes.graph.tree import flatten
+from lpcompile.passes.graph.untouched import untouched
+from lpcompile.passes.profile.flops import flops_profile
+from lpcompile.passes.profile.samples import SLOW, Affordable, affordable
+from lpcompile.passes.split.gate import scalar
+from lpcompile.passes.split.split import Stage, split, stage_io
+from lpcompile.passes.split.units import Unit
+
+SECONDS = 12.0  # for the steps that units are measured in
+LEAST, MOST = 7, 30  # measured steps
+WARMUP = 2  # steps before them
+
+
+class Limits(NamedTuple):
+    """How many steps are measured: as many as these seconds allow, but this least number, after so many others. The
+    undivided model is run in so many of them at most."""
+
+    seconds: float
+    least: int
+    warmup: int
+    wholes: int
+
+
+def limits(found: Affordable, seconds: float = SECONDS) -> Limits:
+    """For such steps, run by turns undivided and divided. Long ones vary less; of ones with fewer samples, which are
+    scaled anyway, some must do."""
+    if 2 * found.step * (LEAST + WARMUP) <= seconds * 1e3:
+        return Limits(seconds, LEAST, WARMUP, MOST)
+    if not found.fewer and found.step <= SLOW:
+        return Limits(seconds, 3, 1, MOST)
+    warmup = 0 if found.warm else 1
+    return Limits(seconds / 3, 3, warmup, 2) if found.step <= SLOW else Limits(seconds / 3, 2, warmup, 1)
+
+
+class Clock:
+    """Time stamps on a device: the host's clock on CPU, events on CUDA (read after one synchronisation)."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.cuda = device.type == "cuda"
+
+    def stamp(self) -> Any:
+        if not self.cuda:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record()
+        return event
+
+    def ms(self, start: Any, end: Any) -> float:
+        if not self.cuda:
+            return float(end - start) * 1e3
+        end.synchronize()
+        return float(start.elapsed_time(end))
+
+
+def measured_profile(
+    captured: Captured,
+    units: Sequence[Unit],
+    tensors: list[torch.Tensor],
+    *,
+    threads: int | None = None,
+    seconds: float = SECONDS,
+    progress: Progress = silent,
+    part: float = 1.0,
+) -> Profile:
+    """Median forward and backward ms of each unit over repeated steps, with the interquartile range as spread.
+
+    part: of the mini-batch, that `tensors` are; times are for all of it. Of slow steps a smaller part is measured.
+    """
+    model = captured._lp.model
+    base = flops_profile(captured, units)
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    clock = Clock(device)
+    tensors = [t.to(device) for t in tensors]
+    parts = split(captured, [u.cut for u in units if u.cut is not None])
+    with _threads(threads), untouched(model, captured._lp.written), _training(model, parts):
+        rebuild = rebuilder(captured._lp.signature)
+
+        def step(some: list[torch.Tensor]) -> float:
+            progress(
+                0.0,
+                f"measuring a first step with {batch_size(some) or 'all'} of {batch_size(tensors) or 'all'} samples",
+            )
+            args, kwargs = rebuild(some)
+            times = _whole_step(model, args, kwargs, clock)
+            return times.forward[0] + times.backward[0]
+
+        found = affordable(captured, tensors, step)
+        few = found.tensors
+        wholes, runs = _repeat(model, captured, parts, few, clock, limits(found, seconds), within(progress, 0.1, 1.0))
+    part *= (batch_size(few) or 1) / (batch_size(tensors) or 1)
+    forward = [[r.forward[i] for r in runs] for i in range(len(units))]
+    backward = [[r.backward[i] for r in runs] for i in range(len(units))]
+    whole_forward = statistics.median(w.forward[0] for w in wholes)
+    whole_backward = statistics.median(w.backward[0] for w in wholes)
+    raw_forward = sum(map(statistics.median, forward))
+    raw_backward = sum(map(statistics.median, backward))
+    up, down = whole_forward / part / (raw_forward or 1.0), whole_backward / part / (raw_backward or 1.0)
+    costs = tuple(
+        replace(
+            unit,
+            forward=statistics.median(forward[i]) * up,
+            backward=statistics.median(backward[i]) * down,
+            forward_spread=_spread(forward[i]) * up,
+            backward_spread=_spread(backward[i]) * down,
+        )
+        for i, unit in enumerate(base.units)
+    )
+    ratio = (raw_forward + raw_backward) / ((whole_forward + whole_backward) or 1.0)
+    note = f"units add up to {ratio:.3f} of the undivided step ({len(runs)} steps), scaled to it"
+    if few is not tensors:
+        note += f"; measured with {batch_size(few)} of {batch_size(tensors)} samples, for a step of all takes seconds"
+    elif part < 1:
+        note += f"; measured with micro-batches of {batch_size(few)} samples, as the method runs them"
+    whole = (whole_forward / part, whole_backward / part)
+    return Profile(costs, "measured", _device_name(device), *whole, ratio, part=part,
+                   samples=batch_size(few), notes=(note,))  # fmt: skip
+
+
+class Times:
+    """ms per unit of one step."""
+
+    def __init__(self, forward: list[float], backward: list[float]) -> None:
+        self.forward, self.backward = forward, backward
+
+
+def _repeat(
+    model: nn.Module,
+    captured: Captured,
+    parts: Sequence[Stage],
+    tensors: list[torch.Tensor],
+    clock: Clock,
+    limits: Limits,
+    progress: Progress,
+) -> tuple[list[Times], list[Times]]:
+    """Times of undivided and divided steps in turn, within the limits and at most 30 of each."""
+    seconds, least, warmup, most = limits
+    rebuild = rebuilder(captured._lp.signature)
+    wholes, runs = list[Times](), list[Times]()
+    start = time.perf_counter()
+    while len(runs) < least or (len(runs) < MOST and time.perf_counter() - start < seconds):
+        share = max(min(len(runs) / least, (time.perf_counter() - start) / seconds), len(runs) / MOST)
+        progress(min(1.0, share), f"measuring units, step {len(runs) + 1}")
+        args, kwargs = rebuild(tensors)
+        if len(wholes) < most:
+            wholes.append(_whole_step(model, args, kwargs, clock))
+        runs.append(_unit_step(parts, tensors, clock))
+        if warmup:
+            warmup -= 1
+            wholes, runs = [], []
+    return wholes, runs
+
+
+def _whole_step(model: nn.Module, args: Any, kwargs: Any, clock: Clock) -> Times:
+    start = clock.stamp()
+    out, _ = flatten(model(*args, **kwargs))
+    middle = clock.stamp()
+    loss = scalar(out)
+    if loss is not None:
+        begin = clock.stamp()
+        loss.backward()  # type: ignore[no-untyped-call]
+        end = clock.stamp()
+    else:
+        begin = end = middle
+    _drop_gradients(model)
+    return Times([clock.ms(start, middle)], [clock.ms(begin, end)])
+
+
+def _unit_step(parts: Sequence[Stage], tensors: list[torch.Tensor], clock: Clock) -> Times:
+    stamps: list[Any] = [clock.stamp()]
+    arrived: dict[int, Any] = {}
+    lam: tuple[torch.Tensor, ...] = ()
+    outputs: list[torch.Tensor] = []
+    for i, part in enumerate(parts):
+        io = stage_io(part)
+        result = part(*lam, *(tensors[j] for j in io.inputs))
+        values = result if isinstance(result, tuple) else (result,)
+        lam = values[: len(io.boundary)]
+        outputs += values[len(io.boundary) :]
+        stamps.append(clock.stamp())
+        for tensor in lam:
+            if tensor.requires_grad:
+                tensor.register_hook(lambda g, i=i: arrived.update({i: clock.stamp()}))  # type: ignore[no-untyped-call]
+    loss = scalar(outputs)
+    begin = clock.stamp()
+    if loss is not None:
+        loss.backward()  # type: ignore[no-untyped-call]
+    end = clock.stamp()
+    for part in parts:
+        _drop_gradients(part)
+    forward = [clock.ms(a, b) for a, b in pairwise(stamps)]
+    backward, at = [0.0] * len(parts), begin
+    for i in range(len(parts) - 1, 0, -1):  # the gradient of cut i-1 arrives when unit i has done its backward
+        if i - 1 in arrived:
+            backward[i] = max(0.0, clock.ms(at, arrived[i - 1]))
+            at = arrived[i - 1]
+    backward[0] = max(0.0, clock.ms(at, end))
+    return Times(forward, backward)
+
+
+def _drop_gradients(module: nn.Module) -> None:
+    for parameter in module.parameters():
+        parameter.grad = None
+
+
+@contextmanager
+def _threads(count: int | None) -> Iterator[None]:
+    before = torch.get_num_threads()
+    try:
+        if count is not None:
+            torch.set_num_threads(count)
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextmanager
+def _training(model: nn.Module, parts: Sequence[Stage]) -> Iterator[None]:
+    if not model.training:
+        model.train()  # undone by `untouched`
+    for part in parts:
+        part._lp_use_mode(True)
+    _drop_gradients(model)
+    with torch.enable_grad():
+        yield
+
+
+def _spread(values: list[float]) -> float:
+    low, _, high = statistics.quantiles(values, n=4)
+    return high - low
+
+
+def _device_name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return device.type

@@ -1,0 +1,125 @@
+"""What each unit costs, from either source, remembered on disk.
+
+>>> profile(captured, units, tensors, cost="measured")
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import platform
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+
+from lpcompile.core.cost import Profile, UnitCost
+from lpcompile.core.memory_format import lies_channels_last
+from lpcompile.core.progress import Progress, silent
+from lpcompile.errors import UsageError
+from lpcompile.passes.capture.capture import Captured
+from lpcompile.passes.profile.flops import flops_profile
+from lpcompile.passes.profile.measure import measured_profile
+from lpcompile.passes.split.units import Unit
+
+SOURCES = ("measured", "flops")
+FORMAT = 1
+
+
+def profile(
+    captured: Captured,
+    units: Sequence[Unit],
+    tensors: list[torch.Tensor],
+    *,
+    cost: str = "measured",
+    threads: int | None = None,
+    cache: bool = True,
+    progress: Progress = silent,
+    part: float = 1.0,
+) -> Profile:
+    """Costs per unit, for a mini-batch of which `tensors` are this part.
+
+    Measured ones are cached by graph, units, shapes, dtypes, device, threads and torch version.
+    """
+    if cost not in SOURCES:
+        raise UsageError(f"cost={cost!r} is not one of {', '.join(SOURCES)}")
+    if cost == "flops":
+        return flops_profile(captured, units)
+    if any(p.device.type == "meta" for p in captured._lp.model.parameters()):
+        raise UsageError("a model on the meta device has no weights to measure with; use cost='flops'")
+    path = cache_directory() / f"{_key(captured, units, tensors, threads, part)}.json"
+    found = _load(path) if cache else None
+    if found is None:
+        found = measured_profile(captured, units, tensors, threads=threads, progress=progress, part=part)
+        if cache:
+            _store(path, found)
+    return found
+
+
+def cache_directory() -> Path:
+    """`$LPCOMPILE_CACHE`, or lpcompile/profiles in the user's cache directory."""
+    own = os.environ.get("LPCOMPILE_CACHE")
+    if own:
+        return Path(own)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lpcompile" / "profiles"
+
+
+@contextlib.contextmanager
+def fresh_costs() -> Iterator[None]:
+    """Remember in here only what was measured in here: costs of another day are of another machine."""
+    before = os.environ.get("LPCOMPILE_CACHE")
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["LPCOMPILE_CACHE"] = folder
+        try:
+            yield
+        finally:
+            os.environ.pop("LPCOMPILE_CACHE")
+            if before is not None:
+                os.environ["LPCOMPILE_CACHE"] = before
+
+
+def _key(
+    captured: Captured, units: Sequence[Unit], tensors: list[torch.Tensor], threads: int | None, part: float
+) -> str:
+    model = captured._lp.model
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{platform.processor()} {os.cpu_count()}"
+    parts = [
+        f"{FORMAT} {part:g}{' channels last' if lies_channels_last(model) else ''}",
+        torch.__version__,
+        platform.node(),
+        f"{device} {name} {threads or torch.get_num_threads()}",
+        *(f"{tuple(t.shape)} {t.dtype}" for t in tensors),
+        *(f"{n} {tuple(p.shape)} {p.dtype} {p.requires_grad}" for n, p in model.named_parameters()),
+        *(f"{n.op} {n.name} {n.target if isinstance(n.target, str) else ''} {n.args}" for n in captured.graph.nodes),
+        *(f"{u.first}-{u.last}" for u in units),
+    ]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:40]
+
+
+def _load(path: Path) -> Profile | None:
+    """A cached profile; anything unreadable counts as absent and is measured again."""
+    try:
+        data = json.loads(path.read_text())
+        if data.pop("format") != FORMAT:
+            return None
+        units = tuple(UnitCost(**u) for u in data.pop("units"))
+        notes = (*data.pop("notes"), "from the profile cache")
+        return Profile(units=units, notes=notes, **data)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def _store(path: Path, profile: Profile) -> None:
+    """Write beside and rename, so that no reader ever sees half a file. A read-only cache is no error."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".tmp", delete=False) as file:
+            json.dump({"format": FORMAT, **asdict(profile)}, file)
+        os.replace(file.name, path)
+    except OSError:
+        return

@@ -1,0 +1,70 @@
+"""What a backward in two parts costs of one in one: `zb` runs input and weight gradients apart, which is not free."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Sequence
+
+import torch
+
+from lpcompile.core.split_backward import input_part, weight_part
+from lpcompile.passes.auxnet.measure import boundary_inputs
+from lpcompile.passes.graph.untouched import untouched
+from lpcompile.passes.split.split import Stage
+
+Shares = tuple[float, float]  # of the input part and the weight part, over the undivided backward
+
+FIRST: Shares = (1.0, 0.0)  # a stage without gradients of inputs has nothing to put off
+OTHERS: Shares = (0.55, 0.55)  # where nothing was measured
+REPEATS = 5
+
+
+def split_shares(stages: Sequence[Stage], tensors: list[torch.Tensor], repeats: int = REPEATS) -> tuple[Shares, ...]:
+    """Measured on these inputs, in turn with undivided backwards; for the CPU, as everything that `zb` was tried on."""
+    inputs = boundary_inputs(stages, tensors)
+    return (
+        FIRST,
+        *(_shares(stage, given, min(repeats, REPEATS)) for stage, given in zip(stages[1:], inputs[1:], strict=True)),
+    )
+
+
+def _shares(stage: Stage, given: Sequence[torch.Tensor], repeats: int) -> Shares:
+    whole, first, second = list[float](), list[float](), list[float]()
+    with untouched(stage), torch.enable_grad():
+        stage._lp_use_mode(True)
+        for _ in range(repeats + 1):
+            times = _step(stage, given)
+            for found, taken in zip((whole, first, second), times, strict=True):
+                found.append(taken)
+    undivided = statistics.median(whole[1:]) or 1.0
+    return statistics.median(first[1:]) / undivided, statistics.median(second[1:]) / undivided
+
+
+def _step(stage: Stage, given: Sequence[torch.Tensor]) -> tuple[float, float, float]:
+    """Seconds of an undivided backward, and of the two parts."""
+    weights = [p for p in stage.parameters() if p.requires_grad]
+    pairs, _ = _forward(stage, given)
+    begin = time.perf_counter()
+    torch.autograd.backward([end for end, _ in pairs], [seed for _, seed in pairs])
+    whole = time.perf_counter() - begin
+    for p in weights:
+        p.grad = None
+    pairs, leaves = _forward(stage, given)
+    begin = time.perf_counter()
+    _, groups = input_part(pairs, leaves, weights, together=False)
+    middle = time.perf_counter()
+    weight_part(weights, groups)
+    end = time.perf_counter()
+    for p in weights:
+        p.grad = None
+    return whole, middle - begin, end - middle
+
+
+def _forward(
+    stage: Stage, given: Sequence[torch.Tensor]
+) -> tuple[list[tuple[torch.Tensor, torch.Tensor]], list[torch.Tensor]]:
+    inputs = [t.detach().requires_grad_(t.is_floating_point()) for t in given]
+    result = stage(*inputs)
+    ends = [t for t in (result if isinstance(result, tuple) else (result,)) if t.requires_grad]
+    return [(t, torch.ones_like(t)) for t in ends], [t for t in inputs if t.requires_grad]

@@ -1,0 +1,237 @@
+"""Every position where the model may be cut, and why it may not be cut elsewhere.
+
+>>> for cut in cuts(captured):
+...     print(cut)
+after layer1.0.relu_1: float32[B, 64, 56, 56]
+after layer1.1.conv1: no: 2 tensors are live (layer1_0_relu_1, layer1_1_conv1)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from torch import fx, nn
+
+from lpcompile.core.spec import TensorSpec
+from lpcompile.errors import UsageError
+from lpcompile.passes.capture.capture import Captured
+from lpcompile.passes.graph.liveness import Liveness, liveness
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A position between two steps. `reason` says why it is illegal; it is empty for a legal cut."""
+
+    position: int  # the last step before the cut
+    after: str
+    path: str
+    source: str
+    values: tuple[str, ...]
+    specs: tuple[TensorSpec, ...]
+    reason: str = ""
+    eval_position: int = -1  # the same cut in the evaluation graph
+
+    @property
+    def legal(self) -> bool:
+        return not self.reason
+
+    @property
+    def width(self) -> int:
+        return len(self.values)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(s.nbytes for s in self.specs)
+
+    def __str__(self) -> str:
+        what = f"no: {self.reason}" if self.reason else ", ".join(map(str, self.specs))
+        return f"after {self.path or self.after}: {what}"
+
+
+def cuts(captured: Captured, *, max_width: int = 1, tied: str = "replicate") -> list[Cut]:
+    """All positions of the training graph in order. Wider boundaries than one tensor need `max_width`.
+
+    `tied="together"` forbids cuts between two uses of one parameter; by default both sides keep it and the runtime
+    sums its gradients.
+    """
+    if tied not in ("replicate", "together"):
+        raise UsageError(f"tied={tied!r} is not 'replicate' or 'together'")
+    graphs, model = captured._lp_graphs, captured._lp.model
+    train = _positions(liveness(graphs[True], model), model, max_width, tied)
+    if graphs[False] is graphs[True]:
+        return [replace(c, eval_position=c.position) for c in train]
+    evaluate = liveness(graphs[False], model)
+    there: dict[tuple[object, ...], Cut] = {}
+    for cut in _positions(evaluate, model, max_width, tied):
+        there.setdefault(_keys(evaluate, cut), cut)
+    here = liveness(graphs[True], model)
+    paired = [_pair(cut, there.get(_keys(here, cut))) for cut in train]
+    found, last = [], -1
+    for cut in paired:
+        if cut.legal and cut.eval_position <= last:
+            cut = replace(cut, reason="the evaluation graph has it in another order")
+        last = cut.eval_position if cut.legal else last
+        found.append(cut)
+    return found
+
+
+def _pair(cut: Cut, other: Cut | None) -> Cut:
+    if not cut.legal:
+        return cut
+    if other is None:
+        return replace(cut, reason="the evaluation graph has no such position")
+    if not other.legal:
+        return replace(cut, reason=f"in evaluation, {other.reason}")
+    return replace(cut, eval_position=other.position)
+
+
+def _keys(live: Liveness, cut: Cut) -> tuple[object, ...]:
+    """What a cut's values are called in both graphs: node names are numbered differently, roles are not."""
+    return tuple(_roles(live)[name] for name in cut.values)
+
+
+def _roles(live: Liveness) -> dict[str, tuple[object, ...]]:
+    found: dict[str, tuple[object, ...]] | None = live.__dict__.get("_roles")
+    if found is None:
+        found, seen = {}, {}  # type: ignore[var-annotated]
+        for node in live.steps:
+            role = (node.op, node.meta["path"], str(node.target))
+            seen[role] = seen.get(role, 0) + 1
+            found[node.name] = (*role, seen[role])
+        live.__dict__["_roles"] = found
+    return found
+
+
+def _positions(live: Liveness, model: nn.Module, max_width: int, tied: str) -> list[Cut]:
+    forbidden = _Forbidden(live, model, tied)
+    found = []
+    for position, node in enumerate(live.steps[:-1]):
+        values = live.live[position]
+        reason = _illegal(values, max_width) or forbidden.at(position, values)
+        tensors = [v for v in values if v.meta["spec"] is not None]
+        found.append(
+            Cut(
+                position,
+                node.name,
+                node.meta["path"],
+                node.meta["source"],
+                tuple(v.name for v in values),
+                tuple(v.meta["spec"] for v in tensors),
+                reason,
+            )
+        )
+    return found
+
+
+def _illegal(values: list[fx.Node], max_width: int) -> str:
+    if not values:
+        return "nothing that must be carried crosses here"
+    for value in values:
+        spec = value.meta["spec"]
+        if spec is None:
+            return f"{value.name} is not a tensor yet"
+        if not spec.is_float:
+            return f"{value.name} is {spec}: an auxiliary variable must be a float tensor"
+    if not any(v.meta["spec"].requires_grad for v in values):
+        return "no gradient flows across"
+    if len(values) > max_width:
+        return f"{len(values)} tensors are live ({', '.join(v.name for v in values[:6])})"
+    return ""
+
+
+class _Forbidden:
+    """Positions that state and memory shared by both sides rule out."""
+
+    def __init__(self, live: Liveness, model: nn.Module, tied: str) -> None:
+        self.live = live
+        self.ranges: list[tuple[int, int, str]] = []  # first <= position < last is forbidden
+        uses = state_uses(live, model)
+        written = {name for node in live.steps for name in node.meta["state_writes"]}
+        for name, steps in uses.items():
+            if name in written:
+                self._span(steps, f"buffer {name} is updated on one side and used on the other")
+            elif tied == "together" and name in live.parameters:
+                self._span(steps, f"parameter {name} is used on both sides and tied='together'")
+        trained = [i for name in uses if name in live.parameters for i in uses[name]]
+        first, last = (min(trained), max(trained)) if trained else (len(live.steps), -1)
+        self.ranges += [(0, first, "no parameter comes before"), (last, len(live.steps), "no parameter comes after")]
+        self._shared_memory()
+
+    def _span(self, steps: Iterable[int], reason: str) -> None:
+        self.ranges.append((min(steps), max(steps), reason))
+
+    def _shared_memory(self) -> None:
+        """In-place writes after a cut into memory that the part before it still holds in another form."""
+        live = self.live
+        self.late_writes: dict[int, int] = {}
+        for key, writers in live.writers.items():
+            steps = [live.index[w] for w in writers if w in live.index]
+            if steps:
+                self.late_writes[key] = max(steps)
+        for node in live.graph.nodes:
+            key = node.meta.get("storage")
+            if node.op == "placeholder" and key in self.late_writes:
+                users = [live.index[u] for n in live.graph.nodes if n.meta.get("storage") == key
+                         for u in n.users if u in live.index]  # fmt: skip
+                first = min(live.index[w] for w in live.writers[key] if w in live.index)
+                self._span([first, *users], f"input {node.name} is changed in place")
+        self.emitted: dict[int | None, int] = {}
+        for n in live.outputs:
+            if n in live.index:
+                storage = n.meta.get("storage")
+                self.emitted[storage] = min(live.index[n], self.emitted.get(storage, live.index[n]))
+        self.forms: dict[int | None, int] = {}  # in how many forms each storage is seen: the tensor itself, and views
+        for n in live.graph.nodes:
+            storage = n.meta.get("storage")
+            self.forms[storage] = self.forms.get(storage, 0) + (storage not in n.meta.get("writes", ()))
+
+    def at(self, position: int, values: list[fx.Node]) -> str:
+        for first, last, reason in self.ranges:
+            if first <= position < last:
+                return reason
+        storages = [v.meta["storage"] for v in values]
+        for value, key in zip(values, storages, strict=True):
+            if self.late_writes.get(key, -1) > position:
+                if storages.count(key) > 1:
+                    return f"{value.name} is changed in place after the cut while another live tensor shares its memory"
+                if self.forms[key] > 1 or value.meta["is_view"]:
+                    return f"{value.name} is or has a view, and is changed in place after the cut"
+                if self.emitted.get(key, position + 1) <= position:
+                    return f"{value.name} is an output and is changed in place after the cut"
+        return ""
+
+
+def state_uses(live: Liveness, model: nn.Module) -> dict[str, list[int]]:
+    """Steps that use each parameter and buffer, by canonical name (tied ones count as one)."""
+    canonical: dict[int, str] = {}
+    for name, tensor in [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]:
+        canonical.setdefault(id(tensor), name)
+    uses: dict[str, list[int]] = {}
+    for node in live.graph.nodes:
+        if node.op == "call_module":
+            module = model.get_submodule(str(node.target))
+            names = {canonical[id(t)] for t in [*module.parameters(), *module.buffers()]}
+            steps = [live.index[node]]
+        elif node.op == "get_attr":
+            owner = _attribute(model, str(node.target))
+            tensors = [*owner.parameters(), *owner.buffers()] if isinstance(owner, nn.Module) else [owner]
+            names = {canonical[id(t)] for t in tensors if id(t) in canonical}
+            aliases = [n for n in live.graph.nodes if n is node or _shares(n, node)]  # what in-place writes return
+            steps = [live.index[u] for n in aliases for u in (n, *n.users) if u in live.index]
+        else:
+            continue
+        for name in names:
+            uses.setdefault(name, []).extend(steps)
+    return {name: steps for name, steps in uses.items() if steps}
+
+
+def _shares(a: fx.Node, b: fx.Node) -> bool:
+    return a.meta.get("storage") is not None and a.meta.get("storage") == b.meta.get("storage")
+
+
+def _attribute(model: nn.Module, target: str) -> object:
+    value: object = model
+    for part in target.split("."):
+        value = getattr(value, part, None)
+    return value

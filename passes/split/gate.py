@@ -1,0 +1,212 @@
+"""The gate at the end of every compilation: one step of the program against one step of the user's model, bitwise.
+
+Outputs, gradients of every parameter and input, and every buffer afterwards must be the same bits, in training and in
+evaluation. A program that differs is refused with what differs and by how much; it is never returned.
+"""
+
+from __future__ import annotations
+
+import random
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from lpcompile.errors import GateError
+from lpcompile.passes.graph.tree import flatten
+from lpcompile.passes.graph.untouched import untouched
+from lpcompile.passes.split.split import Stage, stage_io
+
+SEED = 20
+MODEL_FAILS = (
+    "the model itself fails in {} on the example inputs, so there is nothing to check the program against; "
+    "repair it, or pass gate=False"
+)
+PROGRAM_FAILS = (
+    "the compiled program fails in {} where the model does not, and is refused; "
+    "keep the module that this belongs to whole with leaf=[...], or report the model to us"
+)
+Forward = Callable[[list[torch.Tensor]], Any]
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one step did: a digest (or the tensors themselves) under the name of each result."""
+
+    results: dict[str, Any]
+    text: str  # structure of the output
+
+
+def run_step(
+    model: nn.Module,
+    forward: Forward,
+    inputs: list[torch.Tensor],
+    training: bool,
+    *,
+    written: Sequence[str] = (),
+    digest: bool = True,
+) -> Step:
+    """One forward (and, in training, backward) under a fixed seed; the model is as before afterwards."""
+    keep = _digest if digest else lambda t: t.detach().clone()
+    with untouched(model, written), torch.set_grad_enabled(training):
+        torch.manual_seed(SEED)
+        random.seed(SEED)
+        leaves = [t.detach().clone().requires_grad_(t.requires_grad) for t in inputs]
+        out, tree = flatten(forward(leaves))
+        results = {f"output {i}": keep(t) for i, t in enumerate(out)}
+        if training:
+            results.update(_gradients(model, out, leaves, keep))
+        results |= {f"buffer {name}": keep(b) for name, b in model.named_buffers()}
+        results |= {f"parameter {name}": keep(model.get_parameter(name)) for name in written}
+        return Step(results, tree.text)
+
+
+def _gradients(model: nn.Module, out: list[torch.Tensor], leaves: list[torch.Tensor], keep: Any) -> dict[str, Any]:
+    """Every gradient, taken down as soon as it is there and dropped: all at once would be a second model in memory."""
+    loss = scalar(out)
+    if loss is None:
+        return {}
+    wanted: dict[str, torch.Tensor] = {f"gradient of {n}": p for n, p in model.named_parameters() if p.requires_grad}
+    wanted |= {f"gradient of input {i}": t for i, t in enumerate(leaves) if t.requires_grad}
+    results: dict[str, Any] = dict.fromkeys(wanted)
+    hooks = []
+    for name, tensor in wanted.items():
+        tensor.grad = None  # `untouched` puts it back
+
+        def take(t: torch.Tensor, name: str = name) -> None:
+            before, results[name] = results[name], keep(t.grad)
+            if before is not None:  # reentrant checkpoints accumulate a shared parameter's gradient in several goes
+                results[name] = (before, results[name])
+            t.grad = None
+
+        hooks.append(tensor.register_post_accumulate_grad_hook(take))  # type: ignore[no-untyped-call]
+    try:
+        loss.backward()  # type: ignore[no-untyped-call]
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return results
+
+
+def scalar(out: Sequence[torch.Tensor]) -> torch.Tensor | None:
+    """A scalar that weighs every element of every differentiable output differently."""
+    terms = []
+    for tensor in out:
+        if tensor.requires_grad:
+            weights = torch.linspace(0.5, 1.5, tensor.numel(), device=tensor.device).to(tensor.dtype)
+            terms.append((tensor.reshape(-1) * weights).sum().abs())
+    return torch.stack([t.double() for t in terms]).sum() if terms else None
+
+
+def staged(stages: Sequence[Stage], tensors: list[torch.Tensor], count: int) -> list[torch.Tensor]:
+    """The flat outputs of the stages run one after another in one autograd graph."""
+    lam: tuple[torch.Tensor, ...] = ()
+    outputs: list[Any] = [None] * count
+    for stage in stages:
+        io = stage_io(stage)
+        result = stage(*lam, *(tensors[i] for i in io.inputs))
+        values = result if isinstance(result, tuple) else (result,)
+        lam = values[: len(io.boundary)]
+        for i, value in zip(io.outputs, values[len(io.boundary) :], strict=True):
+            outputs[i] = value
+    return outputs
+
+
+def gate(
+    model: nn.Module,
+    reference: Forward,
+    program: Forward,
+    inputs: list[torch.Tensor],
+    set_mode: Callable[[bool], None],
+    written: Sequence[str] = (),
+) -> None:
+    """Raise `GateError` unless `program` does exactly what `reference` does, in both modes."""
+    before = model.training
+    for training in (True, False):
+        flags = [(m, m.training) for m in model.modules()]
+        try:
+            if training != before:
+                model.train(training)
+            set_mode(training)
+            left = _checked_step(model, reference, inputs, training, written, MODEL_FAILS)
+            right = _checked_step(model, program, inputs, training, written, PROGRAM_FAILS)
+            if left != right:
+                _refuse(model, reference, program, inputs, training, written)
+        finally:
+            for module, flag in flags:
+                module.training = flag
+            set_mode(before)
+
+
+def _checked_step(
+    model: nn.Module, forward: Forward, inputs: list[torch.Tensor], training: bool, written: Sequence[str], blame: str
+) -> Step:
+    """`run_step`, with a failure turned into a refusal that says whose it is."""
+    try:
+        return run_step(model, forward, inputs, training, written=written)
+    except Exception as error:
+        mode = "a training step" if training else "evaluation under no_grad"
+        raise GateError(f"{blame.format(mode)} ({type(error).__name__}: {error})") from error
+
+
+def _refuse(
+    model: nn.Module,
+    reference: Forward,
+    program: Forward,
+    inputs: list[torch.Tensor],
+    training: bool,
+    written: Sequence[str],
+) -> None:
+    left = run_step(model, reference, inputs, training, written=written, digest=False)
+    again = run_step(model, reference, inputs, training, written=written, digest=False)
+    mode = "training" if training else "evaluation"
+    unstable = _differences(left, again)
+    if unstable:
+        raise GateError(
+            f"the model itself gives different results in two runs with the same seed ({unstable[0]}), so no program "
+            f"can be checked against it; remove the source of chance outside torch's generators "
+            f"(for a check without the gate pass gate=False)"
+        )
+    right = run_step(model, program, inputs, training, written=written, digest=False)
+    found = _differences(left, right) or ["nothing on a second look: the difference comes and goes"]
+    more = f" and {len(found) - 3} more" if len(found) > 3 else ""
+    fast = any(isinstance(m, nn.TransformerEncoder) for m in model.modules()) and not training
+    hint = (
+        " (torch.backends.mha.set_fastpath_enabled(False) switches off nn.TransformerEncoder's other path)"
+        if fast
+        else ""
+    )
+    raise GateError(
+        f"the compiled program differs from the model in {mode} and is refused: {'; '.join(found[:3])}{more}. "
+        f"Keep the module that this belongs to whole with leaf=[...]{hint}, or report the model to us"
+    )
+
+
+def _differences(left: Step, right: Step) -> list[str]:
+    if left.text != right.text:
+        return [f"the output is {right.text}, not {left.text}"]
+    found = []
+    for name in [*left.results, *(n for n in right.results if n not in left.results)]:
+        a, b = left.results.get(name), right.results.get(name)
+        if a is b is None or isinstance(a, tuple) or isinstance(b, tuple):
+            continue
+        if a is None or b is None:
+            found.append(f"{name} is {'missing' if b is None else 'there but should not be'}")
+        elif a.shape != b.shape or a.dtype != b.dtype:
+            found.append(f"{name} is {b.dtype}{tuple(b.shape)}, not {a.dtype}{tuple(a.shape)}")
+        elif _digest(a) != _digest(b):
+            gap = (a.double() - b.double()).abs().max().item() if not a.is_complex() else float((a - b).abs().max())
+            found.append(f"{name} differs by up to {gap:.3g}")
+    return found
+
+
+def _digest(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """Equal for tensors of the same bits. (Holding a second set of gradients would cost as much as the model.)"""
+    if tensor.layout != torch.strided:
+        tensor = tensor.detach().to_dense()
+    flat = tensor.detach().cpu().contiguous().resolve_conj().resolve_neg().reshape(-1)
+    data: Any = (flat if flat.stride(0) == 1 else flat.clone()).view(torch.uint8).numpy() if flat.numel() else b""
+    return str(tensor.dtype), tuple(tensor.shape), zlib.crc32(data)

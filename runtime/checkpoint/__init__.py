@@ -1,0 +1,1 @@
+"""Saving and loading a training run, on any number of ranks."""

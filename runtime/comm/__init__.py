@@ -1,0 +1,1 @@
+"""Messages between ranks: transports, the mesh, the handshake before training, replay buffers."""

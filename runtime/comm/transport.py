@@ -1,0 +1,171 @@
+"""How tensors get from rank to rank: between turns in one process, or through torch.distributed.
+
+Both speak the schedule's language: `post`, `arrived`, `send`, and `gather` for the few collectives. In one process a
+rank that has to wait gives its turn to the next; between processes it blocks.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from lpcompile.core.schedule import MESSAGES
+from lpcompile.runtime.comm.mesh import Mesh
+
+Tensors = tuple[Tensor, ...]
+Key = tuple[str, int, int]  # kind, boundary, micro-batch (counted from the start of training)
+# Messages of one kind that a rank may be ahead of a peer: their tensors are held until then (gloo does not tell that a
+# send is over before it is waited for).
+AHEAD = 8
+Shapes = Sequence[tuple[tuple[int, ...], torch.dtype]]
+
+
+def dense(tensor: Tensor, channels_last: bool) -> tuple[Tensor, Tensor]:
+    """The tensor without gaps in memory, and a contiguous view of all of it, in the order in which it lies there."""
+    if channels_last and tensor.dim() == 4:
+        tensor = tensor.contiguous(memory_format=torch.channels_last)
+        return tensor, tensor.permute(0, 2, 3, 1)
+    tensor = tensor.contiguous()
+    return tensor, tensor
+
+
+class Transport(Protocol):
+    """What the executor needs of a way to communicate."""
+
+    def send(self, rank: int, peer: int, key: Key, tensors: Tensors) -> float:
+        """Gives the seconds for which this rank was held back, because it is too far ahead of its peer."""
+        ...
+
+    def post(self, rank: int, peer: int, key: Key, shapes: Shapes, depth: int) -> None: ...
+
+    def arrived(self, rank: int, key: Key) -> Tensors | None:
+        """The tensors of a posted receive; None if they are not there and this rank should yield its turn."""
+        ...
+
+    def gather(self, rank: int, name: str, ranks: Sequence[int], tensor: Tensor) -> list[Tensor] | None:
+        """The tensors of all these ranks in their order; None if some are not there yet."""
+        ...
+
+
+class Local:
+    """All ranks in one process: a tensor that is sent is handed over as it is."""
+
+    def __init__(self) -> None:
+        self.mail: dict[tuple[int, Key], Tensors] = {}
+        self.met: dict[str, dict[int, Tensor]] = {}
+        self.left: dict[str, set[int]] = {}
+
+    def send(self, rank: int, peer: int, key: Key, tensors: Tensors) -> float:
+        self.mail[peer, key] = tensors
+        return 0.0
+
+    def post(self, rank: int, peer: int, key: Key, shapes: Shapes, depth: int) -> None:
+        pass
+
+    def arrived(self, rank: int, key: Key) -> Tensors | None:
+        return self.mail.pop((rank, key), None)
+
+    def gather(self, rank: int, name: str, ranks: Sequence[int], tensor: Tensor) -> list[Tensor] | None:
+        found = self.met.setdefault(name, {})
+        found[rank] = tensor
+        if len(found) < len(ranks):
+            return None
+        gone = self.left.setdefault(name, set())
+        gone.add(rank)
+        tensors = [found[r] for r in ranks]
+        if len(gone) == len(ranks):
+            del self.met[name], self.left[name]
+        return tensors
+
+
+class Distributed:
+    """One rank a process. Receives go into buffers that are used in turn; sends hold their tensors until they are over.
+
+    A kind of tensor travels in one direction between two ranks and in the schedule's order, on a channel of its own (a
+    tag on gloo, a communicator on NCCL), so that a receive posted early never stands in the way of another message.
+    """
+
+    def __init__(self, device: torch.device, mesh: Mesh, channels_last: bool = False) -> None:
+        self.device, self.mesh, self.channels_last = device, mesh, channels_last
+        self.nccl = dist.get_backend() == "nccl"
+        self.groups = {kind: dist.new_group() for kind in MESSAGES} if self.nccl else {}
+        self.control = dist.new_group(backend="gloo") if self.nccl else dist.group.WORLD
+        self.subsets: dict[tuple[int, ...], Any] = {}
+        self.buffers: dict[tuple[str, int, int, Any], Tensors] = {}
+        self.posted: dict[Key, tuple[list[Any], Tensors]] = {}
+        self.sending: dict[tuple[str, int, int], list[tuple[list[Any], Tensors]]] = {}
+
+    def send(self, rank: int, peer: int, key: Key, tensors: Tensors) -> float:
+        kind, boundary, _ = key
+        under_way, begin = self.sending.setdefault((kind, boundary, peer), []), time.perf_counter()
+        while len(under_way) >= AHEAD:
+            self._end(under_way.pop(0))
+        held = time.perf_counter() - begin
+        both = [dense(t, self.channels_last) for t in tensors]
+        channel = self._channel(kind)
+        works = [dist.isend(view, self.mesh.first + peer, **channel) for _, view in both]
+        under_way.append((works, tuple(t for t, _ in both)))
+        return held
+
+    def post(self, rank: int, peer: int, key: Key, shapes: Shapes, depth: int) -> None:
+        kind, boundary, slot = key
+        place = (kind, boundary, slot % depth, tuple(shapes))
+        buffers = self.buffers.get(place)
+        if buffers is None:
+            rooms = [torch.empty(shape, dtype=dtype, device=self.device) for shape, dtype in shapes]
+            self.buffers[place] = buffers = tuple(dense(t, self.channels_last)[0] for t in rooms)
+        self._not_sending(kind, boundary, buffers)
+        channel = self._channel(kind)
+        views = [dense(t, self.channels_last)[1] for t in buffers]
+        self.posted[key] = ([dist.irecv(view, self.mesh.first + peer, **channel) for view in views], buffers)
+
+    def arrived(self, rank: int, key: Key) -> Tensors | None:
+        works, buffers = self.posted.pop(key)
+        for work in works:
+            work.wait()
+        return buffers
+
+    def gather(self, rank: int, name: str, ranks: Sequence[int], tensor: Tensor) -> list[Tensor] | None:
+        tensor = tensor.contiguous()
+        found = [torch.empty_like(tensor) for _ in ranks]
+        dist.all_gather(found, tensor, group=self.subset(ranks))
+        return found
+
+    def subset(self, ranks: Sequence[int]) -> Any:
+        """The group of these ranks. All processes must have asked for it in the same order, see `prepare`."""
+        whole = len(ranks) == self.mesh.K
+        return (self.mesh.along or dist.group.WORLD) if whole else self.subsets[tuple(ranks)]
+
+    def prepare(self, subsets: Sequence[tuple[int, ...]]) -> None:
+        for ranks in sorted(set(subsets)):
+            if len(ranks) < self.mesh.K and ranks not in self.subsets:
+                for first in range(0, dist.get_world_size(), self.mesh.K):
+                    group = dist.new_group([first + r for r in ranks])
+                    if first == self.mesh.first:
+                        self.subsets[ranks] = group
+
+    def drain(self) -> None:
+        """Wait until everything that was sent has left."""
+        for under_way in self.sending.values():
+            while under_way:
+                self._end(under_way.pop(0))
+
+    def _channel(self, kind: str) -> dict[str, Any]:
+        return {"group": self.groups[kind]} if self.nccl else {"tag": MESSAGES.index(kind)}
+
+    def _not_sending(self, kind: str, boundary: int, buffers: Tensors) -> None:
+        """A received tensor that is being passed on must have left before its buffer is used again."""
+        for (k, b, _), under_way in self.sending.items():
+            if (k, b) == (kind, boundary):
+                while any(t.data_ptr() == mine.data_ptr() for _, ts in under_way for t in ts for mine in buffers):
+                    self._end(under_way.pop(0))
+
+    @staticmethod
+    def _end(sent: tuple[list[Any], Tensors]) -> None:
+        for work in sent[0]:
+            work.wait()

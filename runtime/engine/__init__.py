@@ -1,0 +1,1 @@
+"""The trainer: workers that execute a schedule's instructions, one stage each."""

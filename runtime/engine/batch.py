@@ -1,0 +1,85 @@
+"""From what a user passes to `step` to micro-batches: tensors in the model's order, cut where the batch is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from lpcompile.core.stage_io import TensorSpec, batch_of
+from lpcompile.errors import InputError
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """One micro-batch on one rank. `weight` is its share of the step's samples (and of the loss's mean).
+
+    `scale` is the loss scale when its step began, which all that comes of its loss carries while it is under way.
+    """
+
+    inputs: tuple[Tensor, ...]
+    target: Any
+    index: Tensor | None
+    size: int
+    weight: float
+    step: int
+    scale: float = 1.0
+
+
+def micro_batches(
+    inputs: Sequence[Tensor],
+    specs: Sequence[TensorSpec],
+    target: Any,
+    index: Tensor | None,
+    micro: int,
+    step: int,
+    size: int | None = None,
+) -> list[MicroBatch]:
+    """Cut a batch into `micro` parts that differ by at most one sample. `size` is needed where no inputs are given."""
+    if inputs:
+        size = batch_of(tuple(specs), [tuple(t.shape) for t in inputs])
+    if size is None:
+        if micro > 1:
+            raise InputError(
+                f"no input has a batch dimension that could be cut into {micro} micro-batches; pass micro=1"
+            )
+        return [MicroBatch(tuple(inputs), target, index, 0, 1.0, step)]
+    if micro == 1:
+        return [MicroBatch(tuple(inputs), target, index, size, 1.0, step)]
+    if size < micro:
+        raise InputError(
+            f"a batch of {size} cannot be cut into {micro} micro-batches; "
+            f"pass drop_last=True to the loader, or a smaller micro=..."
+        )
+    ends = [size * i // micro for i in range(micro + 1)]
+    found = []
+    for first, end in pairwise(ends):
+        cut = tuple(_cut(t, s, first, end) for t, s in zip(inputs, specs, strict=False))
+        part = pytree.tree_map(lambda t, a=first, b=end: _cut_target(t, size, a, b), target)
+        mine = None if index is None else index[first:end]
+        found.append(MicroBatch(cut, part, mine, end - first, (end - first) / size, step))
+    return found
+
+
+def _cut(tensor: Tensor, spec: TensorSpec, first: int, end: int) -> Tensor:
+    for dim, multiple in enumerate(spec.batch):
+        if multiple:
+            return tensor.narrow(dim, multiple * first, multiple * (end - first))
+    return tensor
+
+
+def _cut_target(value: Any, size: int, first: int, end: int) -> Any:
+    if isinstance(value, Tensor) and value.dim() and len(value) == size:
+        return value[first:end]
+    return value
+
+
+def to_device(value: Any, device: torch.device) -> Any:
+    if device.type == "cpu":
+        return value
+    return pytree.tree_map(lambda t: t.to(device, non_blocking=True) if isinstance(t, Tensor) else t, value)

@@ -1,0 +1,138 @@
+"""The interpreter of schedules: one handler an instruction, one list a rank.
+
+>>> for _ in run(worker, transport, program, base, low, high): ...      # one rank of several processes
+>>> take_turns([run(w, ...) for w in workers])                          # all ranks in one process
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from lpcompile.core.schedule import STEPWISE, Instruction, Ref, Schedule
+from lpcompile.errors import ScheduleError
+from lpcompile.runtime.comm.transport import Key, Transport
+from lpcompile.runtime.engine import handlers, split_backward
+from lpcompile.runtime.engine.handlers import Handler
+from lpcompile.runtime.engine.worker import Worker
+from lpcompile.runtime.launch import board
+
+NOTHING = contextlib.nullcontext()
+HANDLERS = {**handlers.HANDLERS, **split_backward.HANDLERS}
+
+
+@dataclass(frozen=True)
+class Op:
+    """An instruction ready to run: its handler and what is no longer needed after it."""
+
+    item: Instruction
+    name: str
+    handler: Handler | None  # None for messages
+    frees: tuple[Ref, ...]
+
+
+def prepare(schedule: Schedule, rank: int) -> tuple[Op, ...]:
+    """Find the handlers, and the last reader of every tensor."""
+    M, items = schedule.micro, schedule.ranks[rank]
+    last: dict[Ref, tuple[tuple[int, int], Ref]] = {}
+    for at, item in enumerate(items):
+        for ref in (*item.reads, *item.writes) if item.op not in STEPWISE and item.op != "recv" else ():
+            key, when = Ref(ref.kind, ref.boundary, ref.slot % M), (-(ref.slot // M), at)
+            if key not in last or when >= last[key][0]:
+                last[key] = (when, ref)
+    frees: dict[int, list[Ref]] = {}
+    for (_, at), ref in last.values():
+        frees.setdefault(at, []).append(ref)
+    return tuple(
+        Op(
+            item,
+            str(item),
+            None if item.op in ("send", "recv", "wait") else HANDLERS[item.op],
+            tuple(frees.get(at, ())),
+        )
+        for at, item in enumerate(items)
+    )
+
+
+def run(
+    worker: Worker, transport: Transport, program: Sequence[Op], depth: int, base: int, low: int, high: int
+) -> Iterator[None]:
+    """Run one step of one rank; yields when it has to wait for another one.
+
+    base: number of the step's first micro-batch since training began. Only micro-batches in [low, high) exist.
+    """
+    values, rank, own = worker.values, worker.rank, board.own
+    profiled = torch._C._autograd._profiler_enabled()
+    for op in program:
+        slot = base + op.item.slot
+        if not low <= slot < high and op.item.op not in STEPWISE:
+            continue
+        worker.now = op.name
+        if own is not None:
+            own.note(worker.step, op.name)
+        begin = worker.clock() if worker.trace is not None else 0.0
+        try:
+            with torch.profiler.record_function(f"rank {rank}: {op.name}") if profiled else NOTHING:
+                waiting = _do(worker, transport, op, slot, depth)
+            if waiting is not None:
+                yield from waiting
+        except Exception as error:
+            if hasattr(error, "add_note"):
+                error.add_note(f"in step {worker.step} on rank {rank}, instruction {op.name!r}")
+            raise
+        if worker.trace is not None:
+            worker.trace.append((op.name, rank, worker.step, begin, worker.clock()))
+        worker.progress += 1
+        for ref in op.frees:
+            values.pop((ref.kind, ref.boundary, base + ref.slot), None)
+    if own is not None:
+        own.note(worker.step, "(between steps)")
+
+
+def _do(worker: Worker, transport: Transport, op: Op, slot: int, depth: int) -> Iterator[None] | None:
+    """One instruction; what it gives back has to be waited for."""
+    item = op.item
+    if op.handler is not None:
+        return op.handler(worker, item, slot)
+    key = (item.ref.kind, item.ref.boundary, slot)
+    if item.op == "wait":
+        return _wait(worker, transport, key)
+    if item.op == "recv":
+        transport.post(worker.rank, item.peer, key, worker.shapes(key), depth)
+    else:
+        message = worker.message(worker.values[key])
+        worker.sent += sum(t.nbytes for t in message)
+        worker.waited += transport.send(worker.rank, item.peer, key, message)
+    return None
+
+
+def _wait(worker: Worker, transport: Transport, key: Key) -> Iterator[None]:
+    begin = time.perf_counter()
+    found = transport.arrived(worker.rank, key)
+    while found is None:
+        yield
+        found = transport.arrived(worker.rank, key)
+    worker.waited += time.perf_counter() - begin
+    worker.values[key] = worker.unpacked(key, found)
+
+
+def take_turns(workers: Sequence[Worker], runs: Sequence[Iterator[None]]) -> None:
+    """Run all ranks in one process: each until it has to wait."""
+    left = list(zip(workers, runs, strict=True))
+    while left:
+        moved = False
+        for pair in list(left):
+            worker, steps = pair
+            before = worker.progress
+            with worker.own_random():
+                over = next(steps, True) is True
+            if over:
+                left.remove(pair)
+            moved |= over or worker.progress != before
+        if not moved:
+            ranks = ", ".join(str(worker.rank) for worker, _ in left)
+            raise ScheduleError(f"ranks {ranks} wait for each other; the schedule was not verified")

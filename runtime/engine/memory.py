@@ -1,0 +1,73 @@
+"""Where a rank's memory goes: parameters, gradients, optimizer state, activations, buffers, the process as a whole."""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lpcompile.runtime.engine import versions
+from lpcompile.runtime.engine.worker import Worker
+
+
+def of(w: Worker) -> dict[str, int]:
+    """Bytes of one rank, by what they are for."""
+    modules: list[nn.Module] = [w.stage.module, *(net.module for net in w.auxnets.values()), *w.kappanets.values(),
+                                *(w.head.modules if w.head is not None else ())]  # fmt: skip
+    parameters = [p for m in modules for p in m.parameters()]
+    states = [t for o in w.updater.optimizers().values() for s in o.state.values() for t in s.values()]
+    return {
+        "parameters": _bytes(parameters),
+        "gradients": _bytes(p.grad for p in parameters),
+        "optimizer": _bytes(states),
+        "buffers": _bytes(b for m in modules for b in m.buffers()),
+        "activations": w.peak_graph_bytes,
+        "messages": _bytes(t for ts in getattr(w.transport, "buffers", {}).values() for t in ts),
+        "versions": _bytes(versions.older_tensors(w)),
+        "stores": _bytes(t for store in w.stores.values() for t in store.rows),
+        **({"replay": w.replay.nbytes(w.rank)} if w.replay is not None else {}),
+    }
+
+
+@contextlib.contextmanager
+def weighed(w: Worker, slot: int) -> Iterator[None]:
+    """Add up what a forward keeps for its backward, each storage once and the rank's own tensors not at all."""
+    own = {t.untyped_storage().data_ptr() for t in (*w.stage.module.parameters(), *w.stage.module.buffers())}
+    found: dict[int, int] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            found[storage.data_ptr()] = storage.nbytes()
+        return tensor.detach()
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        yield
+    w.graph_bytes[slot] = sum(found.values())
+    w.peak_graph_bytes = max(w.peak_graph_bytes, sum(w.graph_bytes.values()))
+
+
+def reset_peak() -> None:
+    """Let `process` count from now on, where the system can do that."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
+
+
+def process() -> int:
+    """The most memory that this process has had since `reset_peak`, in bytes."""
+    with contextlib.suppress(OSError, StopIteration, ValueError):
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return 1024 * int(next(line for line in lines if line.startswith("VmHWM")).split()[1])
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def _bytes(tensors: Iterable[Any]) -> int:
+    found = {id(t): t.nbytes for t in tensors if isinstance(t, Tensor) and t.device.type != "meta"}
+    return sum(found.values())

@@ -1,0 +1,1 @@
+"""Starting ranks as processes, pinning them, and telling which one failed first."""

@@ -1,0 +1,1 @@
+"""Epochs: `program.fit`, evaluation, logs, progress, timelines."""

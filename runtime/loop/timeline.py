@@ -1,0 +1,70 @@
+"""What every rank did and when, as one Chrome trace that Perfetto and chrome://tracing open."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed as dist
+
+from lpcompile.runtime.engine import memory
+
+if TYPE_CHECKING:
+    from lpcompile.runtime.engine.trainer import Trainer
+
+WAITS = ("wait", "draw", "norm", "tied", "average")
+SENDS = ("send", "recv", "offer")
+
+
+def write(trainer: Trainer, file: Path) -> None:
+    """All ranks call it; rank 0 writes the file (to a temporary name first)."""
+    mine = events(trainer)
+    everyone: list[Any] = [mine]
+    if trainer.distributed:
+        everyone = [None] * dist.get_world_size()
+        dist.all_gather_object(everyone, mine, group=trainer.control)
+    if trainer.main:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        part = file.with_name(f".{file.name}.{os.getpid()}")
+        part.write_text(json.dumps(merged(everyone)))
+        part.replace(file)
+
+
+def events(trainer: Trainer) -> list[dict[str, Any]]:
+    """This process's events: instructions as slices, memory as counters, one track a rank.
+
+    Times are in microseconds of the wall clock, so that ranks on several machines line up as well as their clocks do.
+    """
+    offset = time.time() - time.perf_counter()
+    found: list[dict[str, Any]] = []
+    for w in trainer.workers:
+        rank = trainer.first_rank + w.rank
+        name = f"rank {rank}: stage {w.rank}" + (f" of replica {rank // w.K}" if trainer.replicas > 1 else "")
+        at = {"pid": rank, "tid": 0}
+        found.append({"ph": "M", "name": "process_name", **at, "args": {"name": name}})
+        found.append({"ph": "M", "name": "process_sort_index", **at, "args": {"sort_index": rank}})
+        for text, _, step, begin, end in w.trace or ():
+            op = text.split(" ")[0]
+            kind = "wait" if op in WAITS else "message" if op in SENDS else "compute"
+            ts, dur = 1e6 * (begin + offset), 1e6 * (end - begin)
+            found.append({"ph": "X", "name": text, "cat": kind, **at, "ts": ts, "dur": dur, "args": {"step": step}})
+        last = max((e["ts"] for e in found if "ts" in e), default=1e6 * time.time())
+        sizes = memory.of(w) | ({"process": memory.process()} if trainer.distributed else {})
+        amounts = {name: round(size / 2**20, 6) for name, size in sizes.items()}
+        found.append({"ph": "C", "name": "memory, MiB", **at, "ts": last, "args": amounts})
+    return found
+
+
+def merged(everyone: list[list[dict[str, Any]]]) -> dict[str, Any]:
+    """One trace that begins at 0."""
+    flat = [event for mine in everyone for event in mine]
+    first = min((e["ts"] for e in flat if "ts" in e), default=0.0)
+    for event in flat:
+        if "ts" in event:
+            event["ts"] = round(event["ts"] - first, 3)
+        if "dur" in event:
+            event["dur"] = round(event["dur"], 3)
+    return {"traceEvents": flat, "displayTimeUnit": "ms"}

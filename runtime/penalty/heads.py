@@ -1,0 +1,104 @@
+"""Heads: a loss of its own for every stage but the last, so that no gradient has to cross a boundary."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from lpcompile.core.schedule import Instruction
+from lpcompile.core.stage_io import StageIO
+from lpcompile.errors import UsageError
+from lpcompile.runtime.engine.batch import MicroBatch
+from lpcompile.runtime.engine.team import Factory, structured
+from lpcompile.runtime.engine.worker import Net, Worker
+
+if TYPE_CHECKING:
+    from lpcompile.program import Program
+
+WHY = (
+    "which the heads of the stages below do not give: it is made before the model's end, and a head leads to its end; "
+    "leave it out of the loss, give heads=[...] of your own, or use another method"
+)
+
+
+@dataclass(frozen=True)
+class Head:
+    """The network from X_{k+1} to the model's outputs, and the user's loss on them.
+
+    A loss that is a module is copied for each head, for it may have weights: they learn with the head's.
+    """
+
+    net: Net
+    loss_fn: Callable[[Any, Any], Tensor]
+    output: Callable[[Any], Any]  # from what the network gives to what the loss takes
+
+    @property
+    def modules(self) -> tuple[nn.Module, ...]:
+        return (self.net.module, *([self.loss_fn] if isinstance(self.loss_fn, nn.Module) else []))
+
+    def loss(self, X: Sequence[Tensor], batch: MicroBatch) -> Tensor:
+        given = self.net.module(*X, *(batch.inputs[i] for i in self.net.io.inputs))
+        return self.loss_fn(self.output(given), batch.target)
+
+    def state(self) -> list[dict[str, Any]]:
+        return [m.state_dict() for m in self.modules]
+
+    def load(self, given: Sequence[dict[str, Any]]) -> None:
+        for module, state in zip(self.modules, given, strict=True):
+            module.load_state_dict(state, strict=True)
+
+
+def head_nets(
+    program: Program, given: Sequence[nn.Module] | None, loss_fn: Callable[[Any, Any], Tensor]
+) -> dict[int, Head]:
+    """Heads by rank: the program's, or the user's, which take a boundary's tensors and give what the loss takes."""
+    modules = given if given is not None else program.heads
+    if len(modules) != program.plan.K - 1:
+        raise UsageError(
+            f"{len(modules)} heads for K = {program.plan.K} stages; pass heads=[...] with one module for every stage "
+            f"but the last, or none: the program derives them"
+        )
+    found = {}
+    for k, module in enumerate(modules):
+        own = copy.deepcopy(loss_fn) if isinstance(loss_fn, nn.Module) else loss_fn
+        io: StageIO | None = getattr(module, "_lp_io", {}).get(True)
+        if io is None:
+            specs = program.plan.boundaries[k].specs
+            found[k] = Head(Net(module, StageIO(specs, (), (), ())), own, lambda given: given)
+        else:
+            found[k] = Head(Net(module, io), own, _output_of(program, io))
+    return found
+
+
+def _output_of(program: Program, io: StageIO) -> Callable[[Any], Any]:
+    def output(given: Any) -> Any:
+        return structured(program, io, given if isinstance(given, tuple) else (given,), True, WHY)
+
+    return output
+
+
+def add_head(w: Worker, heads: dict[int, Head], optimizer: Factory) -> None:
+    """Give a worker the head of its stage, with an optimizer of its own."""
+    if w.rank in heads:
+        w.head = heads[w.rank]
+        parameters = [p for m in w.head.modules for p in m.to(w.device).train().parameters() if p.requires_grad]
+        w.updater.add("head", parameters, optimizer)
+
+
+def head(w: Worker, item: Instruction, slot: int) -> None:
+    """p_{k+1} = ∂(the stage's own loss)/∂X_{k+1}: forward and backward of the head."""
+    k, batch = item.boundary, w.batches[slot]
+    assert w.head is not None
+    X = w.leaves(k, w.values["X", k, slot])
+    with w.autocast():
+        loss = w.head.loss(X, batch)
+    w.note(f"loss {w.rank}", loss.detach(), batch.weight)
+    weight = w.weight(slot)
+    torch.autograd.backward(loss if weight == 1.0 else loss * weight)
+    w.updater.due.add("head")
+    w.values["p", k, slot] = tuple(torch.zeros_like(t) if t.grad is None else t.grad for t in w.pick(k, X))

@@ -1,0 +1,368 @@
+"""The bench: its arithmetic, what it refuses, what it writes, and one quick run of everything for the table's form."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from lpcompile.bench import gate
+from lpcompile.bench import page as bench_html
+from lpcompile.bench import table as bench_table
+from lpcompile.bench.contenders import CONTENDERS, LIMIT, PLAIN, THREADS, TORCH, micro_choices
+from lpcompile.bench.plans import Planned
+from lpcompile.bench.run import Bench, Request, Row, _check_memory, _compare, _measure, _start
+from lpcompile.bench.task import Task, logits, loss, slice_of, work
+from lpcompile.cli.main import main
+from lpcompile.errors import UsageError
+from lpcompile.runtime.methods import METHODS
+from tests.simulate.even_plan import even_plan
+
+MACHINE = {"date": "2026-01-02", "torch": "2.15", "cores": 2}
+PARTS = {"forward", "backward", "aux", "optimizer", "transfer", "python", "wait"}
+
+
+def answer(ends, cpu=None, thread=None, spent=None, **given):
+    wall = ends[-1] - ends[0]
+    return {
+        "ends": ends,
+        "cpu": cpu or wall,
+        "thread": thread or wall,
+        "spent": spent or {},
+        "sent": 0,
+        "peak": 0,
+    } | given
+
+
+def measured(name, blocks, K=2, batch=8):
+    row = Row(name)
+    _measure(row, blocks, Request("m", K=K, batch=batch))
+    return row
+
+
+def small_bench(**rhos):
+    """Rows with these speedups; the limit is 1.9."""
+    found = Bench(Request("resnet20", contenders=tuple(rhos)), MACHINE)
+    for name, rho in {PLAIN: 1.0, LIMIT: 1.9, **rhos}.items():
+        count = 1 if name in (PLAIN, THREADS) else 2
+        ranks = [
+            {"peak": int(2**20 * 100 / rho), "idle": 0.1, "sent": 1024, "parts": dict.fromkeys(PARTS, 1.5)}
+        ] * count
+        step = [100 / rho, 90 / rho, 110 / rho]
+        found.rows.append(Row(name, step=step, steps=20, rho=rho, of_limit=rho / 1.9, rate=5.0, ranks=ranks))
+    return found
+
+
+def test_a_step_ends_when_all_ranks_are_through_with_it():
+    blocks = [
+        [answer([0.0, 1.0, 2.0]), answer([0.5, 1.2, 2.7])],
+        [answer([10.0, 11.0, 12.0]), answer([10.0, 11.5, 12.0])],
+    ]
+    row = measured("penalty", blocks)
+    assert row.step[0] == pytest.approx(1e3 * (0.7 + 1.5) / 2)  # of 0.7, 1.5, 1.5, 0.5
+    assert row.steps == 4 and row.rate == pytest.approx(8e3 / row.step[0])
+
+
+def test_trainings_of_the_limit_are_measured_on_their_own_and_count_k_times():
+    found = Bench(Request("m", K=2, batch=8), MACHINE)
+    plain = measured(PLAIN, [[answer([0.0, 1.0, 2.0])]])
+    limit = measured(LIMIT, [[answer([0.0, 1.25, 2.5]), answer([0.7, 1.95, 3.2])]])
+    twice = measured("penalty", [[answer([0.0, 0.5, 1.0])] * 2])
+    found.rows = [plain, limit, twice]
+    _compare(found)
+    assert limit.step[0] == pytest.approx(1250) and limit.rate == pytest.approx(16 / 1.25)
+    assert limit.rho == pytest.approx(1.6) and twice.rho == pytest.approx(2.0)
+    assert twice.of_limit == pytest.approx(1.25) and limit.of_limit == pytest.approx(1.0)
+
+
+def test_where_the_time_goes_adds_up_to_the_step():
+    spent = {"forward": 0.2, "backward": 0.4, "transfer": 0.01}
+    row = measured("penalty", [[answer([0.0, 0.5, 1.0], cpu=0.8, thread=0.7, spent=spent, sent=64, peak=2**20)] * 2])
+    parts = row.ranks[0]["parts"]
+    assert parts == pytest.approx({"forward": 100, "backward": 200, "python": 45, "transfer": 55, "wait": 100})
+    assert sum(parts.values()) == pytest.approx(row.step[0]) and row.ranks[1]["idle"] == pytest.approx(0.2)
+    assert row.peak == 2**20
+    alone = measured(THREADS, [[answer([0.0, 1.0], cpu=2.0, thread=0.9)]])
+    assert alone.ranks[0]["parts"] == pytest.approx({"python": 900, "transfer": 0, "wait": 100})
+
+
+def test_losses_for_what_models_give():
+    found = torch.randn(4, 5, requires_grad=True)
+    classes = torch.randint(0, 5, (4,))
+    assert torch.equal(loss(found, classes), F.cross_entropy(found, classes))
+    tokens = torch.randint(0, 5, (4, 3))
+    words = torch.randn(4, 3, 5)
+    assert torch.equal(
+        loss({"logits": words, "loss": found}, tokens), F.cross_entropy(words.flatten(0, 1), tokens.flatten())
+    )
+    assert logits((torch.arange(3), found)) is found
+    assert (
+        torch.equal(loss((found,), found.detach() + 1), torch.tensor(1.0)) or loss((found,), found.detach() + 1) > 0.99
+    )
+    with pytest.raises(UsageError, match="no tensor of numbers"):
+        logits({"ids": torch.arange(3)})
+
+
+def test_every_contender_gets_the_same_work():
+    task = Task("resnet20", 2, 4, "3x8x8")
+    one, other = work(task), work(task)
+    for (x, y, index), (x2, y2, index2) in zip(one.batches, other.batches, strict=True):
+        assert torch.equal(x, x2) and torch.equal(y, y2) and torch.equal(index, index2)
+    assert all(torch.equal(p, q) for p, q in zip(one.model.parameters(), other.model.parameters(), strict=True))
+    assert torch.cat([b[2] for b in one.batches]).tolist() == list(range(16))
+    x = one.batches[0][0]
+    assert torch.equal(torch.cat([slice_of(x, r, 2) for r in range(2)]), x)
+
+
+def test_micro_batches_are_tried_only_where_results_do_not_depend_on_them():
+    plan = dataclasses.replace(even_plan(2), batch=16, batch_free=True)
+    assert micro_choices("torch-1f1b", plan) == [2, 4, 8] == micro_choices("gpipe", plan)  # none of single samples
+    assert micro_choices("torch-1f1b", dataclasses.replace(plan, batch=2)) == [2]
+    assert micro_choices("multiplier", plan) == [] == micro_choices("ddp", plan)
+    assert micro_choices("zb", dataclasses.replace(plan, batch_free=False)) == []
+
+
+@pytest.mark.parametrize(("given", "says"), [
+    ({"contenders": ("penalti",)}, "did you mean penalty"), ({"K": 1}, "needs 2 ranks"), ({"batch": 0}, "1 or more"),
+    ({"steps": 0}, "1 or more"), ({"optimizer": "adam"}, "not one of sgd, adamw"),
+    ({"device": "tpu"}, "neither cpu nor cuda"), ({"timeout": -1.0}, "more than 0"),
+])  # fmt: skip
+def test_what_cannot_be_measured_is_told_before_anything_starts(given, says):
+    with pytest.raises(UsageError, match=says):
+        Request("resnet20", **given).check()
+
+
+def test_short_memory_is_told():
+    _check_memory(1)
+    with pytest.raises(UsageError, match="name fewer of them with --contenders"):
+        _check_memory(2**60)
+
+
+def test_a_bench_is_saved_and_read_again(tmp_path):
+    found = small_bench(penalty=1.8, ddp=1.85)
+    found.start, found.scaling = {"launch": 1.0}, [{"K": 2, "penalty": 1.9}]
+    found.save(tmp_path / "b.json")
+    assert Bench.from_json(json.loads((tmp_path / "b.json").read_text())) == found
+    with pytest.raises(UsageError, match="no bench of version 1"):
+        Bench.from_json({"version": 7})
+
+
+def test_the_text_and_the_page_say_what_was_found():
+    found = small_bench(threads=1.7, penalty=1.8, ddp=1.85)
+    found.rows.append(Row("fsdp", why="cannot: a <batch> of 3"))
+    found.rows[-2].tried = {"2": 50.0}
+    found.start, found.scaling = {"launch": 1.0}, [{"K": 2, "penalty": 1.9}, {"K": 4, "penalty": 3.1}]
+    text = bench_table.text(found)
+    assert re.search(r"^\| penalty +\| 55\.6 \(50\.0-61\.1\) +\| 1\.80 +\| 0\.90 +\| 0\.95 ", text, re.M)
+    assert "| FSDP " in text and "cannot: a <batch> of 3" in text and "2: 50 ms" in text
+    page = bench_html.page(found)
+    assert (
+        "a &lt;batch&gt; of 3" in page
+        and page.count("<svg") == 3
+        and "http" not in page.replace("http://www.w3.org", "")
+    )
+    assert bench_table.text(Bench(Request("m"), MACHINE)) == "nothing has been measured"
+
+
+RULES = [
+    {"contender": "penalty", "value": "rho", "over": "limit", "least": 0.9},
+    {"contender": "penalty", "value": "rho", "over": "torch", "least": 1.3},
+    {"contender": "penalty", "value": "memory", "over": "plain", "most": 0.65},
+    {"contender": "penalty", "value": "rho", "over": "fsdp", "least": 1},
+]
+
+
+def gate_file(tmp_path, data):
+    file = tmp_path / "gate.json"
+    file.write_text(data if isinstance(data, str) else json.dumps(data))
+    return file
+
+
+def test_ratios_are_held_against_those_of_the_same_run(tmp_path):
+    rules = gate.load(gate_file(tmp_path, {"version": 1, "models": {"resnet20": RULES}}), "resnet20")
+    found = small_bench(penalty=1.8, **{"torch-1f1b": 1.5, "torch-gpipe": 1.2})
+    judged = gate.judge(found, rules)
+    assert [j.holds for j in judged] == [True, False, True, False]
+    assert (
+        judged[0].found == pytest.approx(1.8 / 1.9)
+        and judged[1].found == pytest.approx(1.2)
+        and judged[3].found is None
+    )
+    text = gate.gate_text(judged)
+    assert "rho of penalty over torch >= 1.3" in text and "2 of 4 ratios are not reached" in text
+    assert set(gate.needed(rules)) == {"penalty", "limit", "plain", "fsdp", *TORCH}
+
+
+@pytest.mark.parametrize(("data", "says"), [
+    ("{", "is no JSON"), ({"version": 2}, "expected"), ({"version": 1, "models": {"other": []}}, "has some for other"),
+    ({"version": 1, "models": {"resnet20": []}}, "an empty one"),
+    ({"version": 1, "models": {"resnet20": [{"contender": "penalty"}]}}, "rule 1 for resnet20: expected"),
+    ({"version": 1, "models": {"resnet20": [{**RULES[0], "contender": "pen"}]}}, "not both contenders"),
+    ({"version": 1, "models": {"resnet20": [{**RULES[0], "value": "x"}]}}, "not one of rho, memory"),
+    ({"version": 1, "models": {"resnet20": [{**RULES[0], "most": 1}]}}, "one number"),
+    ({"version": 1, "models": {"resnet20": [{**RULES[0], "least": True}]}}, "one number"),
+    ({"version": 1, "models": {"resnet20": [{**RULES[0], "least": float("nan")}]}}, "one number"),
+])  # fmt: skip
+def test_a_broken_gate_says_where(tmp_path, data, says):
+    with pytest.raises(UsageError, match=says):
+        gate.load(gate_file(tmp_path, data), "resnet20")
+    with pytest.raises(UsageError, match="No such file"):
+        gate.load(tmp_path / "none.json", "resnet20")
+
+
+def test_bad_usage_ends_before_processes_start(tmp_path, capsys):
+    assert main(["bench", "resnet21"]) == 2
+    assert "resnet20" in capsys.readouterr().err
+    assert main(["bench", "resnet20", "--json", str(tmp_path / "no" / "b.json")]) == 2
+    assert main(["bench", "resnet20", "--json", "/proc/b.json"]) == 2
+    assert "cannot be written" in capsys.readouterr().err
+    both = str(tmp_path / "b")
+    assert main(["bench", "resnet20", "--json", both, "--html", both]) == 2
+    assert "give two files" in capsys.readouterr().err
+    assert main(["bench", "resnet20", "--contenders", "ddq"]) == 2
+    assert "did you mean ddp" in capsys.readouterr().err
+
+
+def test_a_quick_run_of_everybody(tmp_path, capsys):
+    """Form, not figures: every contender has run, and every column has something."""
+    gate = gate_file(tmp_path, {"version": 1, "models": {"resnet20": [{**RULES[0], "least": 0.0}]}})
+    files = {n: tmp_path / f"b.{n}" for n in ("json", "html")}
+    given = ["--quick", "--batch", "16", "--input", "3x8x8", "--gate", str(gate)]
+    assert main(["bench", "resnet20", *given, "--json", str(files["json"]), "--html", str(files["html"])]) == 0
+    out, err = capsys.readouterr()
+    found = Bench.from_json(json.loads(files["json"].read_text()))
+    assert [r.name for r in found.rows] == list(CONTENDERS) and not [r.why for r in found.rows if r.why]
+    for row in found.rows:
+        assert row.steps == 4 and 0 < row.step[1] <= row.step[2] and row.rho > 0 and row.of_limit > 0, row.name
+        assert len(row.ranks) == (1 if row.name in (PLAIN, THREADS) else 2)
+        for rank in row.ranks:
+            assert set(rank["parts"]) <= PARTS and rank["peak"] > 0 and 0 <= rank["idle"] < 1, row.name
+            assert sum(rank["parts"].values()) > 0
+        sends = row.name not in (PLAIN, THREADS, LIMIT)
+        assert (sum(r["sent"] for r in row.ranks) > 0) is sends, row.name
+    assert found.row("torch-gpipe").tried and found.row("penalty").ranks[0]["parts"]["aux"] > 0
+    assert {"launch", "capture, measure and plan", "build", "first step", "checkpoint save", "checkpoint load"} == set(
+        found.start
+    )
+    assert {"multiplier", "penalty", "K"} <= set(found.scaling[0])
+    assert len(re.findall(r"^\| ", out, re.M)) > 2 * len(CONTENDERS) and "all 1 ratios are reached" in out
+    assert f"[{len(CONTENDERS)}/{len(CONTENDERS)}] {list(METHODS)[-1]}: ready" in err and "round 1 of 1" in err
+    assert "<svg" in files["html"].read_text()
+
+
+def test_a_contender_that_cannot_run_does_not_stop_the_others(tmp_path, capsys):
+    """FSDP refuses weights that lie channels last; the others go on with them, torch's pipelines included."""
+    file = tmp_path / "b.json"
+    given = [
+        "--contenders",
+        "ddp,fsdp,torch-1f1b,penalty",
+        "--channels-last",
+        "--transfer",
+        "bf16",
+        "--aux-dtype",
+        "bf16",
+    ]
+    assert main(["bench", "resnet20", *given, "--quick", "--batch", "6", "--input", "3x8x8", "--json", str(file)]) == 0
+    found = Bench.from_json(json.loads(file.read_text()))
+    assert "contiguous weights only" in found.rows[2].why
+    assert all(found.row(name).rho > 0 for name in ("ddp", "torch-1f1b", "penalty"))
+    # λ and p, of half the bytes each, are together what torch's ranks count for one float32 boundary
+    assert sum(r["sent"] for r in found.row("penalty").ranks) == found.row("torch-1f1b").ranks[0]["sent"]
+    out = capsys.readouterr().out
+    assert "sgd, channels last, bf16 transfers, bf16 AuxNets" in out and "cannot: FSDP shards" in out
+
+
+def test_an_odd_batch_has_no_two_halves_for_ddp():
+    with pytest.raises(UsageError, match="a batch of 5 has no 2 equal parts"):
+        _start(Row("ddp"), Request("resnet20", batch=5), Planned({}, {}, 0))
+
+
+def test_torchs_pipelines_cannot_run_where_ours_cannot():
+    with pytest.raises(UsageError, match="too many stages"):
+        _start(Row("torch-1f1b"), Request("resnet20"), Planned({}, {"1f1b": "too many stages"}, 0))
+
+
+def test_without_plain_training_nothing_has_a_speedup_and_no_ratio_holds(tmp_path):
+    found = small_bench(penalty=1.7)
+    found.rows = [dataclasses.replace(row, rho=None, of_limit=None) for row in found.rows if row.name != PLAIN]
+    _compare(found)
+    assert all(row.rho is None for row in found.rows)
+    judged = gate.judge(found, (gate.Rule("penalty", "rho", LIMIT, least=0.1),))
+    assert not judged[0].holds and "not measured" in gate.gate_text(judged)
+    assert "| penalty" in bench_table.text(found) and "<svg" in bench_html.page(found)
+
+
+MODELS = """
+import torch
+from torch import nn
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(16, 16), nn.Linear(16, 16)
+    def forward(self, x):
+        return x + self.b(torch.relu(self.a(x))).transpose(1, 2).contiguous().transpose(1, 2)
+
+class Tied(nn.Module):
+    \"\"\"Tokens in and out by one table, boundaries that are transposed, and a layer that nobody uses.\"\"\"
+    def __init__(self):
+        super().__init__()
+        self.table, self.blocks = nn.Embedding(20, 16), nn.Sequential(*(Block() for _ in range(6)))
+        self.out, self.unused = nn.Linear(16, 20, bias=False), nn.Linear(2, 2)
+        self.out.weight = self.table.weight
+    def forward(self, x):
+        return self.out(self.blocks(self.table(x)))
+
+def tied():
+    return Tied(), torch.randint(0, 20, (8, 4))
+
+def half():
+    blocks = nn.Sequential(*(nn.Sequential(nn.Linear(16, 16), nn.ReLU()) for _ in range(6)))
+    return blocks.bfloat16(), torch.randn(8, 16).bfloat16()
+"""
+
+
+def test_models_that_nobody_here_wrote(tmp_path, capsys):
+    """Tied weights under fused SGD, transposed boundaries, unused layers, and bfloat16."""
+    (tmp_path / "mine.py").write_text(MODELS)
+    for name in ("tied", "half"):
+        file = tmp_path / f"{name}.json"
+        given = ["--quick", "--batch", "8", "--contenders", "ddp,torch-1f1b,pipedream,multiplier", "--json", str(file)]
+        assert main(["bench", f"{tmp_path}/mine.py:{name}", *given]) == 0, capsys.readouterr().out
+        assert not [row.why for row in Bench.from_json(json.loads(file.read_text())).rows if row.why]
+    assert main(["bench", f"{tmp_path}/mine.py:tied", "--quick", "--batch", "6"]) == 2
+    assert "inputs of 8 samples, not of 6; ask for --batch 8" in capsys.readouterr().err
+
+
+def test_ctrl_c_keeps_what_was_measured_and_leaves_no_process(tmp_path):
+    file, log = tmp_path / "b.json", tmp_path / "log"
+    given = ["--quick", "--steps", "4000", "--batch", "4", "--input", "3x8x8", "--contenders", "penalty"]
+    command = [sys.executable, "-m", "lpcompile", "bench", "resnet20", *given, "--json", str(file)]
+    with log.open("w") as err:
+        run = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=err, start_new_session=True)
+    while run.poll() is None and "round 3 " not in log.read_text():
+        time.sleep(0.1)
+    for _ in range(2):  # the second must not keep the first from ending all processes
+        os.kill(run.pid, signal.SIGINT)
+        time.sleep(0.05)
+    assert run.wait(60) == 130, log.read_text()
+    found = Bench.from_json(json.loads(file.read_text()))
+    assert 8 <= found.row("penalty").steps < 4000 and found.row("penalty").rho > 0
+    with pytest.raises(ProcessLookupError):  # its session has no member left
+        for _ in range(100):
+            os.killpg(run.pid, 0)
+            time.sleep(0.1)
+
+
+def test_torchs_zero_bubble_takes_no_compiled_stages():
+    with pytest.raises(UsageError, match="torch's zero-bubble schedule takes no stages that torch.compile made"):
+        _start(Row("torch-zb"), Request("resnet20", compile=True), Planned({}, {}, 0))
