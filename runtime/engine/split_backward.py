@@ -1,4 +1,4 @@
-"""The instructions `backward_input` and `backward_weight`: a stage's backward in two parts; see `core.split_backward`."""
+"""The instructions `backward_input` and `backward_weight`, a stage's backward in two parts: `core.split_backward`."""
 
 from __future__ import annotations
 
