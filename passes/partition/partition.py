@@ -16,18 +16,10 @@ from typing import Any
 import numpy as np
 
 from lpcompile.core.cost import Profile
+from lpcompile.core.method import Method
 from lpcompile.errors import PlanError, UsageError
 from lpcompile.passes.partition.bound import Found, Problem, Relaxation, relax
-from lpcompile.passes.partition.options import (
-    CHAIN_METHODS,
-    HEAD_METHODS,
-    PLAIN_METHODS,
-    Pins,
-    aux_shares,
-    check,
-    memory_limits,
-    resolve,
-)
+from lpcompile.passes.partition.options import Pins, aux_shares, check, memory_limits, resolve
 from lpcompile.passes.partition.search import BEAMS, EFFORT, decide, minimise, search
 
 
@@ -82,7 +74,7 @@ def evaluate(
     cuts: Sequence[int],
     aux_ranks: Sequence[int] | None = None,
     *,
-    method: str = "multiplier",
+    method: Method,
     aux_budget: float | Sequence[float] = 0.1,
     aux: str = "derived",
     speeds: Sequence[float] | None = None,
@@ -101,21 +93,20 @@ def evaluate(
     `lower_bound` is the trivial one.
     """
     units, K = profile.units, len(cuts) + 1
-    rates = check(profile, K, method, aux_budget, speeds, state_factor)
+    rates = check(profile, K, aux_budget, speeds, state_factor)
     bounds = (0, *cuts, len(units))
     if any(low >= high for low, high in pairwise(bounds)):
         raise PlanError(
             f"cuts {list(cuts)} leave a stage without units: they must rise strictly between 0 and "
             f"{len(units)}, the number of units."
         )
-    has_aux, chain = method not in PLAIN_METHODS, method in CHAIN_METHODS and aux != "recursive"
+    has_aux, heads, chain = method.has_aux, method.heads, method.chained and aux != "recursive"
     hosts = tuple(aux_ranks) if aux_ranks is not None else tuple(k if has_aux else -1 for k in range(K - 1))
-    heads = method in HEAD_METHODS
     able = [(k,) if heads else (k, k + 1) if has_aux else (-1,) for k in range(K - 1)]
     if len(hosts) != K - 1 or any(rank not in ranks for rank, ranks in zip(hosts, able, strict=True)):
         what = "k-1 (below), where the stage of its head is" if heads else "k-1 (below) or k (above)"
         raise PlanError(
-            f"aux_ranks {list(hosts)} do not fit K={K} and method={method!r}: give for each boundary k "
+            f"aux_ranks {list(hosts)} do not fit K={K} and method={method.name!r}: give for each boundary k "
             f"{what if has_aux else '-1, for the method has no AuxNets'}."
         )
     r = aux_shares(aux_budget, K) if has_aux else [0.0] * (K - 1)
@@ -145,7 +136,7 @@ def evaluate(
     trivial = max(ideal, max(u.forward + u.backward for u in units) / max(rates))
     return Partition(
         K,
-        method,
+        method.name,
         tuple(cuts),
         hosts,
         step,
@@ -164,7 +155,7 @@ def partition(
     profile: Profile,
     K: int,
     *,
-    method: str = "multiplier",
+    method: Method,
     aux_budget: float | Sequence[float] = 0.1,
     aux: str = "derived",
     memory_limit: float | Sequence[float] | None = None,
@@ -175,10 +166,10 @@ def partition(
 ) -> Partition:
     """The split with the smallest step: provably, up to `gap`. Of equal ones, one that sends little.
 
-    >>> plan = partition(profile, K=4, method="penalty", link=Link(bytes_per_ms=12e6))
+    >>> plan = partition(profile, K=4, method=PENALTY, link=Link(bytes_per_ms=12e6))
     >>> plan.cuts, plan.step, plan.gap
     """
-    rates = check(profile, K, method, aux_budget, speeds, state_factor)
+    rates = check(profile, K, aux_budget, speeds, state_factor)
     K, limits = operator.index(K), memory_limits(memory_limit, K)
     problem = _problem(profile, K, method, aux_budget, aux, rates, pins, link, state_factor)
 
@@ -259,7 +250,7 @@ def auto_stages(profile: Profile, *, limit: int = 16, tolerance: float = 0.05, *
 def _problem(
     profile: Profile,
     K: int,
-    method: str,
+    method: Method,
     aux_budget: float | Sequence[float],
     aux: str,
     rates: Sequence[float],
@@ -290,7 +281,7 @@ def _problem(
     crossing = np.array([0.0, *(float(u.output_bytes) for u in units[:-1]), 0.0])
     times = np.array([link.time(size) if link and 0 < at < len(units) else 0.0 for at, size in enumerate(crossing)])
     work = prefix([u.forward + u.backward for u in units])
-    chain = method in CHAIN_METHODS and aux != "recursive"
+    chain = method.chained and aux != "recursive"
     arrival = prefix([u.forward for u in units]) if chain else np.zeros_like(work)
     state = prefix([state_factor * u.parameter_bytes + u.saved_bytes for u in units])
     return Problem(
@@ -304,10 +295,10 @@ def _problem(
         np.array(rates, dtype=np.float64),
         np.full(K, np.inf),
         profile.loss / rates[-1],
-        np.array(aux_shares(aux_budget, K)) if method not in PLAIN_METHODS else np.zeros(max(0, K - 1)),
-        method not in PLAIN_METHODS,
+        np.array(aux_shares(aux_budget, K)) if method.has_aux else np.zeros(max(0, K - 1)),
+        method.has_aux,
         chain,
-        aux == "tied" or method in HEAD_METHODS,
+        aux == "tied" or method.heads,
     )
 
 

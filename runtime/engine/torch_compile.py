@@ -48,7 +48,7 @@ def compile_now(trainer: Engine, parts: Sequence[MicroBatch]) -> None:
             for batch in {part.size: part for part in parts}.values():
                 with w.own_random(), torch.random.fork_rng(devices=[]):
                     last = trainer.channels_last
-                    _run(w, w.stage, batch, last, [True, *([False] if trainer.method.name == "fr" else [])])
+                    _run(w, w.stage, batch, last, [True, *([False] if trainer.method.reruns_stage else [])])
                     for net in w.auxnets.values():
                         _run(w, net, batch, last, [True, False])
         if patient is not None:

@@ -123,7 +123,7 @@ class Trainer(Engine):
         return self._prepared, self.method
 
     def _keeps_samples(self) -> bool:
-        return self.target.indices or (self.target.name == "lagrangian" and self.settings.kappa == "stored")
+        return self.target.keeps_samples(self.settings.kappa)
 
     def _metrics(self, begin: float) -> dict[str, Any]:
         found: dict[str, Any] = {"step": self.steps, "method": self.method.name}

@@ -1,4 +1,8 @@
-"""Training methods by name: each a schedule function and its numerics, in a file of its own."""
+"""Training methods by name. Each is one file: its schedule, its gradients and its traits (`core.method.Method`).
+
+To add a method, write such a file and name it below; planner, simulator, runtime, help texts and tables read the rest.
+May import core only.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +23,11 @@ from lpcompile.runtime.methods.warmup import WARMUP, WARMUP_STORED
 
 EXACT = (BP, GPIPE, ONE_F_ONE_B, ZERO_BUBBLE)
 LATE = (PIPEDREAM, DDG, FR)
+DEFAULT = MULTIPLIER.name
 METHODS = {m.name: m for m in (*EXACT, *LATE, DGL, DGL_ASYNC, STORED, PENALTY, LAGRANGIAN, MULTIPLIER)}
 HELPERS = {m.name: m for m in (WARMUP, WARMUP_STORED)}
 
-__all__ = ["HELPERS", "METHODS", "Method", "ScheduleOptions", "get_method"]
+__all__ = ["DEFAULT", "HELPERS", "METHODS", "Method", "ScheduleOptions", "get_method"]
 
 
 def get_method(name: str) -> Method:

@@ -10,10 +10,10 @@ import torch.nn.functional as F
 from torch import nn
 
 import lpcompile
-from lpcompile.core.micro_batches import default_micro
+from lpcompile.core.method import BatchFacts
 from lpcompile.errors import InputError, TrainingError, UsageError
 from lpcompile.runtime.engine import memory
-from lpcompile.runtime.methods import METHODS
+from lpcompile.runtime.methods import METHODS, get_method
 from lpcompile.runtime.penalty import beta
 from tests.runtime.small import (
     Wide,
@@ -265,8 +265,8 @@ def test_auxnets_that_start_elsewhere_are_warmed_up(init, warm):
     ("penalty-stored", 64, 2, 1), ("pipedream", 64, 2, 1), ("multiplier", 64, 1, 1),
 ])  # fmt: skip
 def test_how_many_micro_batches_where_nobody_says(method, batch, K, micro):
-    assert default_micro(method, K, batch, saved=2**28) == micro
-    assert default_micro("penalty", K, batch, saved=2**25) == 1
+    assert get_method(method).default_micro(BatchFacts(K, batch, saved=2**28)) == micro
+    assert get_method("penalty").default_micro(BatchFacts(K, batch, saved=2**25)) == 1
 
 
 def test_the_last_steps_may_be_exact(caplog):
