@@ -19,19 +19,25 @@ def staleness(schedule: Schedule) -> tuple[int, ...]:
 
     The weights of a forward are the stashed ones where there are any, else those of the first forward.
     """
-    return tuple(_of_rank(items, schedule.micro) for items in schedule.ranks)
+    return tuple(max(_delays(items, schedule.micro), default=0) for items in schedule.ranks)
 
 
-def _of_rank(items: Sequence[Instruction], M: int) -> int:
+def mean_staleness(schedule: Schedule) -> tuple[float, ...]:
+    """The same as a mean over the micro-batches of a step: (K-1-r)/M for `stream`."""
+    return tuple(sum(found) / len(found) for found in (_delays(r, schedule.micro) or [0] for r in schedule.ranks))
+
+
+def _delays(items: Sequence[Instruction], M: int) -> list[int]:
+    """For each micro-batch of a step, by how many updates its gradient is late."""
     steps = [at for at, item in enumerate(items) if item.op == "step"]
-    late = 0
+    found = []
     for c in range(M):
         mine = [(item.op, moment(item, at, M)) for at, item in enumerate(items) if item.slot % M == c]
         met = min((time for op, time in mine if op in ("stash", "forward")), default=None)
         used = max((time for op, time in mine if op.startswith("backward")), default=None)
         if met is not None and used is not None:
-            late = max(late, sum(_between(met, used, at) for at in steps))
-    return late
+            found.append(sum(_between(met, used, at) for at in steps))
+    return found
 
 
 def _between(first: Time, last: Time, at: int) -> int:

@@ -19,10 +19,11 @@ from lpcompile.runtime.methods.penalty import PENALTY
 from lpcompile.runtime.methods.pipedream import DDG, PIPEDREAM
 from lpcompile.runtime.methods.pipelines import GPIPE, ONE_F_ONE_B, ZERO_BUBBLE
 from lpcompile.runtime.methods.stored import STORED
+from lpcompile.runtime.methods.stream import STREAM
 from lpcompile.runtime.methods.warmup import WARMUP, WARMUP_STORED
 
 EXACT = (BP, GPIPE, ONE_F_ONE_B, ZERO_BUBBLE)
-LATE = (PIPEDREAM, DDG, FR)
+LATE = (STREAM, PIPEDREAM, DDG, FR)
 DEFAULT = MULTIPLIER.name
 METHODS = {m.name: m for m in (*EXACT, *LATE, DGL, DGL_ASYNC, STORED, PENALTY, LAGRANGIAN, MULTIPLIER)}
 HELPERS = {m.name: m for m in (WARMUP, WARMUP_STORED)}
