@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from lpcompile.core.plan import Plan
     from lpcompile.emit.read import load
     from lpcompile.passes.capture.capture import capture
+    from lpcompile.passes.partition.evaluate import Link
     from lpcompile.passes.partition.options import Pins
-    from lpcompile.passes.partition.partition import Link
     from lpcompile.passes.split.cuts import cuts
     from lpcompile.planning.partition import partition
     from lpcompile.program import Program
@@ -33,7 +33,7 @@ _LAZY = {
     "capture": "lpcompile.passes.capture.capture",
     "cuts": "lpcompile.passes.split.cuts",
     "partition": "lpcompile.planning.partition",
-    "Link": "lpcompile.passes.partition.partition",
+    "Link": "lpcompile.passes.partition.evaluate",
     "Pins": "lpcompile.passes.partition.options",
     "Plan": "lpcompile.core.plan",
     "load": "lpcompile.emit.read",

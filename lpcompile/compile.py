@@ -14,8 +14,8 @@ from lpcompile.core.plan import Plan
 from lpcompile.core.progress import Progress, silent
 from lpcompile.errors import UsageError
 from lpcompile.passes.capture.signature import example_call
+from lpcompile.passes.partition.evaluate import Link
 from lpcompile.passes.partition.options import Pins
-from lpcompile.passes.partition.partition import Link
 from lpcompile.planning.auxnets import AuxOptions
 from lpcompile.planning.options import Options
 from lpcompile.planning.pipeline import FOLLOW_PASSES, PASSES, capture_call, run_passes

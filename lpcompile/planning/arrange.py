@@ -17,7 +17,7 @@ from lpcompile.passes.auxnet.measure import effort_for
 from lpcompile.passes.capture.capture import Captured
 from lpcompile.passes.capture.explain import has_meta
 from lpcompile.passes.graph.batch import batch_size, resized
-from lpcompile.passes.partition.partition import Partition
+from lpcompile.passes.partition.evaluate import Partition
 from lpcompile.passes.profile.split_backward_cost import Shares, split_shares
 from lpcompile.passes.split.cuts import Cut
 from lpcompile.passes.split.split import Stage, split

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from lpcompile.passes.auxnet.measure import Effort
-from lpcompile.passes.partition.partition import Partition
+from lpcompile.passes.partition.evaluate import Partition
 from lpcompile.passes.split.split import Stage
 from lpcompile.planning.auxnets import AuxOptions, CostedNet, NodeCosts, make_auxnets
 

@@ -12,8 +12,8 @@ from lpcompile.core.method import Method
 from lpcompile.core.plan import Plan
 from lpcompile.core.progress import Progress, silent
 from lpcompile.errors import UsageError
+from lpcompile.passes.partition.evaluate import Link
 from lpcompile.passes.partition.options import Pins
-from lpcompile.passes.partition.partition import Link
 from lpcompile.passes.profile.profile import SOURCES
 from lpcompile.planning.auxnets import AuxOptions
 from lpcompile.runtime.methods import get_method

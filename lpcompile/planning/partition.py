@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from lpcompile.core.cost import Profile
+from lpcompile.passes.partition import evaluate as costs
 from lpcompile.passes.partition import partition as planner
-from lpcompile.passes.partition.partition import Partition
+from lpcompile.passes.partition.evaluate import Partition
 from lpcompile.runtime.methods import DEFAULT, get_method
 
 
@@ -29,7 +30,7 @@ def evaluate(
     **options: Any,
 ) -> Partition:
     """What this split costs."""
-    return planner.evaluate(profile, cuts, aux_ranks, method=get_method(method), **options)
+    return costs.evaluate(profile, cuts, aux_ranks, method=get_method(method), **options)
 
 
 def auto_stages(profile: Profile, *, method: str = DEFAULT, **options: Any) -> Partition:

@@ -12,7 +12,7 @@ from lpcompile.core.plan import AuxPlan, BoundaryPlan, Plan, StagePlan
 from lpcompile.passes.capture.capture import Captured
 from lpcompile.passes.graph.batch import batch_size
 from lpcompile.passes.graph.liveness import liveness
-from lpcompile.passes.partition.partition import Partition
+from lpcompile.passes.partition.evaluate import Partition
 from lpcompile.passes.split.cuts import Cut, state_uses
 from lpcompile.passes.split.split import stage_io
 from lpcompile.passes.split.units import Unit

@@ -12,7 +12,7 @@ from itertools import pairwise
 from lpcompile.core.cost import Profile
 from lpcompile.core.micro_batches import bubble_of
 from lpcompile.core.plan import AuxPlan, BoundaryPlan, Plan, StagePlan
-from lpcompile.passes.partition.partition import Partition
+from lpcompile.passes.partition.evaluate import Partition
 from lpcompile.planning.partition import evaluate, partition
 from lpcompile.planning.plan_rows import stage_row, with_bubble
 from lpcompile.runtime.methods import get_method

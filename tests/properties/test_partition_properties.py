@@ -16,8 +16,9 @@ from lpcompile.errors import PlanError
 from lpcompile.passes.partition import bound as partition_bound
 from lpcompile.passes.partition import search as partition_search
 from lpcompile.passes.partition.bound import Problem, Relaxation, Window
+from lpcompile.passes.partition.evaluate import Link, Partition
 from lpcompile.passes.partition.options import Pins
-from lpcompile.passes.partition.partition import Link, Partition, _problem
+from lpcompile.passes.partition.partition import _problem
 from lpcompile.planning.partition import auto_stages, evaluate, partition
 from lpcompile.runtime.methods import METHODS
 

@@ -12,8 +12,8 @@ import pytest
 
 from lpcompile.core.cost import Profile, UnitCost
 from lpcompile.errors import PlanError, UsageError
+from lpcompile.passes.partition.evaluate import Link
 from lpcompile.passes.partition.options import Pins
-from lpcompile.passes.partition.partition import Link
 from lpcompile.planning.partition import auto_stages, evaluate, partition
 from lpcompile.runtime.methods import METHODS
 
