@@ -161,8 +161,8 @@ def _instruction(data: dict[str, Any]) -> Instruction:
 
 
 def moment(item: Instruction, at: int, micro: int) -> tuple[int, int]:
-    """When the instruction at this position of its list handles its micro-batch: the step, counted from the one that the
-    micro-batch belongs to, and the position. Moments of one micro-batch compare as times."""
+    """When the instruction at this position of its list handles its micro-batch: (step, position), where the step is
+    counted from the micro-batch's own. Moments of one micro-batch compare as times."""
     return (-(item.slot // micro), at)
 
 

@@ -109,7 +109,7 @@ class Buffer:
         return sum(t.nbytes for t in found if isinstance(t, Tensor))
 
 
-class Replay(Protocol):
+class Buffers(Protocol):
     """What `offer` and `draw` need of a way to communicate. Boundaries have a buffer each, on the rank above."""
 
     def use(self, size: int, policy: str) -> None: ...
@@ -137,7 +137,7 @@ class Replay(Protocol):
         ...
 
 
-class LocalReplay:
+class LocalBuffers:
     """All ranks in one process: what is offered is there at once, so that runs can be repeated bit for bit."""
 
     def __init__(self, K: int) -> None:
@@ -189,24 +189,24 @@ def offer(w: Worker, item: Instruction, slot: int) -> None:
 
     Targets and inputs are the user's tensors, who may write into them after the step: they are copied.
     """
-    assert w.replay is not None
+    assert w.buffers is not None
     k, batch = item.boundary, w.batches[slot]
     inputs, target = pytree.tree_map(
         lambda t: t.clone() if isinstance(t, Tensor) else t, ({i: batch.inputs[i] for i in w.onward}, batch.target)
     )
     X = w.message(w.values["X", k, slot])
-    sent, held = w.replay.offer(k, Entry(X, inputs, target, batch.size, batch.weight))
+    sent, held = w.buffers.offer(k, Entry(X, inputs, target, batch.size, batch.weight))
     w.sent, w.waited = w.sent + sent, w.waited + held
 
 
 def draw(w: Worker, item: Instruction, slot: int) -> Iterator[None]:
     """X_k of some micro-batch out of the buffer; its targets and inputs take the place of this rank's own."""
-    assert w.replay is not None
+    assert w.buffers is not None
     k, begin = item.boundary, time.perf_counter()
-    found = w.replay.draw(k)
+    found = w.buffers.draw(k)
     while found is None:
         yield
-        found = w.replay.draw(k)
+        found = w.buffers.draw(k)
     w.waited += time.perf_counter() - begin
     entry, uses = found
     to = {i: t.to(w.device) for i, t in entry.inputs.items()}
@@ -215,4 +215,4 @@ def draw(w: Worker, item: Instruction, slot: int) -> Iterator[None]:
     w.batches[slot] = MicroBatch(inputs, target, None, entry.size, entry.weight, w.step, w.updater.scale)
     w.values["X", k, slot] = tuple(t.to(w.device) for t in entry.X)
     w.note(f"reused {w.rank}", torch.tensor(float(uses)), 1.0)
-    w.note(f"skipped {w.rank}", torch.tensor(float(w.replay.skipped(k))), 1.0)
+    w.note(f"skipped {w.rank}", torch.tensor(float(w.buffers.skipped(k))), 1.0)

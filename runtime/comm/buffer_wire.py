@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from lpcompile.core.stage_io import io_of
-from lpcompile.runtime.comm.buffer import Buffer, Entry, LocalReplay, Replay, check
+from lpcompile.runtime.comm.buffer import Buffer, Buffers, Entry, LocalBuffers, check
 from lpcompile.runtime.comm.mesh import Mesh
 from lpcompile.runtime.launch.launch import GRACE, PATIENCE
 
@@ -43,8 +43,8 @@ class _Place:
     dtype: torch.dtype
 
 
-class WireReplay:
-    """One rank a process; see `Replay`. The group's long timeout is for ranks that are far ahead of the others."""
+class WireBuffers:
+    """One rank a process; see `Buffers`. The group's long timeout is for ranks that are far ahead of the others."""
 
     def __init__(self, mesh: Mesh) -> None:
         self.mesh, self.rank = mesh, mesh.stage
@@ -152,18 +152,18 @@ class WireReplay:
             self.thread.join(GRACE if failed else None)
 
 
-def open_replay(engine: Engine) -> Replay:
+def open_buffers(engine: Engine) -> Buffers:
     """The buffers of all boundaries, with the engine's settings; every process must ask for them in the same moment."""
     check(engine.plan, engine.settings)
-    replay: Replay | None = engine.replay
-    if replay is None:
-        replay = WireReplay(engine.mesh) if engine.mesh is not None else LocalReplay(engine.plan.K)
-    replay.use(engine.settings.buffer, engine.settings.buffer_policy)
+    buffers: Buffers | None = engine.buffers
+    if buffers is None:
+        buffers = WireBuffers(engine.mesh) if engine.mesh is not None else LocalBuffers(engine.plan.K)
+    buffers.use(engine.settings.buffer, engine.settings.buffer_policy)
     taken = [io_of(stage).inputs for stage in engine.program.stages]
     for w in engine.workers:
         above = [*taken[w.rank + 1 :], *(h.net.io.inputs for r, h in engine.heads.items() if r > w.rank)]
-        w.replay, w.onward = replay, tuple(sorted({i for inputs in above for i in inputs}))
-    return replay
+        w.buffers, w.onward = buffers, tuple(sorted({i for inputs in above for i in inputs}))
+    return buffers
 
 
 def _apart(entry: Entry) -> tuple[Any, list[Tensor]]:

@@ -22,8 +22,8 @@ from lpcompile.core.verify import verify
 from lpcompile.errors import UsageError
 from lpcompile.runtime.checkpoint import state
 from lpcompile.runtime.comm import handshake
-from lpcompile.runtime.comm.buffer import Replay
-from lpcompile.runtime.comm.buffer_wire import open_replay
+from lpcompile.runtime.comm.buffer import Buffers
+from lpcompile.runtime.comm.buffer_wire import open_buffers
 from lpcompile.runtime.comm.transport import Distributed, Local
 from lpcompile.runtime.engine import memory
 from lpcompile.runtime.engine.batch import MicroBatch
@@ -95,7 +95,7 @@ class Engine:
         self.schedulers: dict[str, Any] = {}
         self.auxnets: dict[int, Net] = {}
         self.heads: dict[int, Head] = {}  # by rank
-        self.replay: Replay | None = None
+        self.buffers: Buffers | None = None
         self.violation_at_start: float | None = None
         self.said: set[str] = set()
         self.code: set[tuple[str, ...]] = set()  # methods and sizes of micro-batches that there is compiled code for
@@ -158,7 +158,7 @@ class Engine:
         if target.replay and s.transfer is not None:
             raise UsageError(f"transfer={s.transfer}: {target.name!r} has messages of its own, in full precision")
         if target.replay and self.plan.K > 1:
-            self.replay = open_replay(self)
+            self.buffers = open_buffers(self)
         for w in self.workers:
             if target.name == "lagrangian" and s.kappa == "auxnet" and not w.kappanets:
                 add_kappanet(w, self._given[1], self._aux_optimizer)
@@ -302,8 +302,8 @@ class Engine:
             with torch.enable_grad():
                 take_turns(self.workers, runs)
         except BaseException:
-            if self.replay is not None:
-                self.replay.fail()
+            if self.buffers is not None:
+                self.buffers.fail()
             raise
         self.slot += self.micro
 
@@ -320,8 +320,8 @@ class Engine:
             w.waited, w.sent = 0.0, 0
         if isinstance(self.transport, Distributed):
             self.transport.drain()
-        if self.replay is not None:
-            self.replay.drain()
+        if self.buffers is not None:
+            self.buffers.drain()
         if self.mesh is not None and self.replicas > 1:
             self.mesh.share(b for w in self.workers for m in state.modules(w) for b in m.buffers())
 

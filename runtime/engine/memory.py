@@ -31,7 +31,7 @@ def of(w: Worker) -> dict[str, int]:
         "messages": _bytes(t for ts in getattr(w.transport, "buffers", {}).values() for t in ts),
         "versions": _bytes(versions.older_tensors(w)),
         "stores": _bytes(t for store in w.stores.values() for t in store.rows),
-        **({"replay": w.replay.nbytes(w.rank)} if w.replay is not None else {}),
+        **({"replay": w.buffers.nbytes(w.rank)} if w.buffers is not None else {}),
     }
 
 

@@ -24,7 +24,7 @@ from lpcompile.runtime.penalty.beta import BetaState
 from lpcompile.runtime.penalty.stores import Store
 
 if TYPE_CHECKING:
-    from lpcompile.runtime.comm.buffer import Replay
+    from lpcompile.runtime.comm.buffer import Buffers
     from lpcompile.runtime.penalty.heads import Head
 
 
@@ -65,7 +65,7 @@ class Worker:
         self.aux_trained: dict[int, tuple[nn.Parameter, ...]] = {}  # their parameters that learn
         self.kappanets: dict[int, nn.Module] = {}
         self.head: Head | None = None  # where the stage has a loss of its own
-        self.replay: Replay | None = None
+        self.buffers: Buffers | None = None
         self.onward: tuple[int, ...] = ()  # inputs of the model that stages above take, for offers
         self.differentiable = {k: differentiable(found) for k, found in specs.items()}
         self.values: dict[Key, Any] = {}

@@ -18,9 +18,6 @@ class Store:
         self.rows: tuple[Tensor, ...] = ()
         self.seen = torch.zeros(0, dtype=torch.bool)
 
-    def has(self, index: Tensor) -> bool:
-        return len(self.seen) > int(index.max()) and bool(self.seen[index.to(self.seen.device)].all())
-
     def take(self, index: Tensor) -> tuple[Tensor, ...]:
         return tuple(rows[index.to(rows.device)] for rows in self.rows)
 
