@@ -1,16 +1,24 @@
-"""Where a rank's memory goes: parameters, gradients, optimizer state, activations, buffers, the process as a whole."""
+"""Where a rank's memory goes, by what it is for; the peak of a process; the peak of live tensors.
+
+>>> with Alive() as alive:
+...     trainer.step(x, y)
+>>> alive.most                      # peak of bytes in tensors that were made inside and alive at once
+"""
 
 from __future__ import annotations
 
 import contextlib
 import resource
 import sys
+import weakref
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from lpcompile.runtime.engine import versions
 from lpcompile.runtime.engine.worker import Worker
@@ -68,6 +76,44 @@ def process() -> int:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
+class Alive(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the storages that operations make, from when they are made until they are gone.
+
+    Activations, gradients, messages and whatever else is made inside count; what was there before does not. A method
+    that keeps things for some steps shows its full size when the mode has been on for longer than that.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.now: int = 0
+        self.most: int = 0
+        self.known: dict[int, int] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        before = {id(s) for s in _storages((args, kwargs))}
+        found = func(*args, **(kwargs or {}))
+        for storage in _storages(found):
+            if id(storage) not in before and id(storage) not in self.known:
+                self._add(storage)
+        return found
+
+    def _add(self, storage: torch.UntypedStorage) -> None:
+        name, size = id(storage), storage.nbytes()
+        self.known[name] = size
+        self.now += size
+        self.most = max(self.most, self.now)
+        weakref.finalize(storage, self._gone, name)
+
+    def _gone(self, name: int) -> None:
+        self.now -= self.known.pop(name)
+
+
 def _bytes(tensors: Iterable[Any]) -> int:
     found = {id(t): t.nbytes for t in tensors if isinstance(t, Tensor) and t.device.type != "meta"}
     return sum(found.values())
+
+
+def _storages(value: Any) -> list[torch.UntypedStorage]:
+    return [
+        t.untyped_storage() for t in pytree.tree_leaves(value) if isinstance(t, Tensor) and t.layout == torch.strided
+    ]
