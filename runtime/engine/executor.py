@@ -16,13 +16,11 @@ import torch
 from lpcompile.core.schedule import STEPWISE, Instruction, Ref, Schedule, moment
 from lpcompile.errors import ScheduleError
 from lpcompile.runtime.comm.transport import Key, Transport
-from lpcompile.runtime.engine import handlers, split_backward
-from lpcompile.runtime.engine.handlers import Handler
+from lpcompile.runtime.engine.handlers import HANDLERS, Handler
 from lpcompile.runtime.engine.worker import Worker
 from lpcompile.runtime.launch import board
 
 NOTHING = contextlib.nullcontext()
-HANDLERS = {**handlers.HANDLERS, **split_backward.HANDLERS}
 
 
 @dataclass(frozen=True)
