@@ -122,6 +122,11 @@ def settings(options: dict[str, Any]) -> Settings:
     return found
 
 
+def asdict_shallow(given: Settings) -> dict[str, Any]:
+    """Options by name, as `settings` takes them."""
+    return {f.name: getattr(given, f.name) for f in fields(given)}
+
+
 def _one_of(name: str, value: Any, known: Sequence[Any]) -> None:
     if value not in known:
         raise UsageError(f"{name}={value!r} is not one of {', '.join(map(str, known))}")

@@ -32,29 +32,37 @@ if TYPE_CHECKING:
 log = logging.getLogger("lpcompile")
 
 
-def compiled(net: Net) -> Net:
+def compiled_net(net: Net) -> Net:
     """The same, run by torch.compile in the very shapes that it is given."""
     return replace(net, call=torch.compile(net.module, dynamic=False))
 
 
-def compile_now(trainer: Engine, parts: Sequence[MicroBatch]) -> None:
-    """All ranks call it, with micro-batches whose sizes or method are new."""
+def ensure_compiled(engine: Engine, parts: Sequence[MicroBatch]) -> None:
+    """Have compiled code for these micro-batches, where `compile=True` asks for it."""
+    needed = (engine.method.name, *sorted({str(part.size) for part in parts}))
+    if engine.settings.compile and needed not in engine.code:
+        engine.code.add(needed)
+        compile_now(engine, parts)
+
+
+def compile_now(engine: Engine, parts: Sequence[MicroBatch]) -> None:
+    """All ranks call it at the same step, with micro-batches whose sizes or method are new."""
     begin = time.perf_counter()
     patient: Any = None
-    with board.away(trainer.steps, "compiling"):
-        if trainer.distributed:  # now, while all ranks are here
+    with board.away(engine.steps, "compiling"):
+        if engine.distributed:  # now, while all ranks are here
             patient = dist.new_group(backend="gloo", timeout=datetime.timedelta(seconds=PATIENCE))
-        for w in trainer.workers:
+        for w in engine.workers:
             for batch in {part.size: part for part in parts}.values():
                 with w.own_random(), torch.random.fork_rng(devices=[]):
-                    last = trainer.channels_last
-                    _run(w, w.stage, batch, last, [True, *([False] if trainer.method.name == "fr" else [])])
+                    last = engine.channels_last
+                    _run(w, w.stage, batch, last, [True, *([False] if engine.method.name == "fr" else [])])
                     for net in w.auxnets.values():
                         _run(w, net, batch, last, [True, False])
         if patient is not None:
             dist.barrier(group=patient)
             dist.destroy_process_group(patient)
-    if trainer.main:
+    if engine.main:
         log.info("compiled in %.0f s", time.perf_counter() - begin)
 
 

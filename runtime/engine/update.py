@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+Factory = Callable[[list[nn.Parameter]], Any]  # from parameters to an optimizer
 GROW_AFTER = 2000  # steps without an overflow after which the loss scale doubles, as in torch.amp.GradScaler
 
 
@@ -25,7 +26,7 @@ class Updater:
         self.due: set[str] = set()  # which optimizers have got gradients since they stepped
         self.uncounted: set[int] = set()  # tied parameters whose norm another rank counts
 
-    def add(self, name: str, parameters: list[nn.Parameter], factory: Callable[[list[nn.Parameter]], Any]) -> None:
+    def add(self, name: str, parameters: list[nn.Parameter], factory: Factory) -> None:
         self.others[name] = (parameters, factory(parameters) if parameters else None)
 
     def optimizers(self) -> dict[str, Any]:

@@ -212,6 +212,20 @@ class Worker:
             for m, buffers in zip(norms, kept, strict=True):
                 m._buffers.update(buffers)
 
+    def begin_step(self, method: Method, step: int, apply: bool, oldest: int) -> None:
+        """Be ready for a step; micro-batches before `oldest` are over."""
+        self.method, self.step, self.apply, self.norms = method, step, apply, None
+        self.look = step % self.settings.check_every == 0
+        for old in [n for n in self.batches if n < oldest]:
+            del self.batches[old]
+
+    def come_to_rest(self) -> None:
+        """Nothing is in flight: drop what is left of micro-batches and of the step's figures."""
+        self.values.clear()
+        self.batches.clear()
+        self.metrics.clear()
+        self.waited, self.sent = 0.0, 0
+
     def note(self, name: str, value: Tensor, weight: float) -> None:
         self.metrics.setdefault(name, []).append((value, weight))
 

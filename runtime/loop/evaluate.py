@@ -18,7 +18,7 @@ from lpcompile.core.stage_io import StageIO, batch_of, io_of, own_io, sized, use
 from lpcompile.runtime.comm import handshake
 from lpcompile.runtime.comm.transport import Distributed
 from lpcompile.runtime.engine.batch import to_device
-from lpcompile.runtime.engine.team import structured
+from lpcompile.runtime.engine.outputs import structured
 from lpcompile.runtime.engine.worker import Net
 
 if TYPE_CHECKING:

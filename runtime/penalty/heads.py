@@ -15,7 +15,8 @@ from lpcompile.core.schedule import Instruction
 from lpcompile.core.stage_io import StageIO, own_io
 from lpcompile.errors import UsageError
 from lpcompile.runtime.engine.batch import MicroBatch
-from lpcompile.runtime.engine.team import Factory, structured
+from lpcompile.runtime.engine.outputs import structured
+from lpcompile.runtime.engine.update import Factory
 from lpcompile.runtime.engine.worker import Net, Worker
 
 WHY = (

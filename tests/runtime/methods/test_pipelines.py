@@ -243,7 +243,7 @@ def test_weight_gradients_are_left_for_later(models):
             if slot == 0:
                 seen.append([p.grad is None for p in w.stage.module.parameters()])
 
-        program_ = trainer._prepared[1]
+        program_ = trainer.prepared[1]
         program_[1] = tuple(replace(op, handler=look) if op.item.op == "backward_input" else op for op in program_[1])
         trainer.step(x, y)
         assert seen and {gone for line in seen for gone in line} == {not together}, name
