@@ -14,7 +14,7 @@ import torch.nn.functional as F
 
 from lpcompile.core.pipeline_order import PIPELINES
 from lpcompile.errors import UsageError
-from lpcompile.runtime.engine import split_backward
+from lpcompile.runtime.engine.handlers import stage
 from lpcompile.runtime.methods import METHODS, ScheduleOptions
 from tests.runtime.cases import resnet
 from tests.runtime.methods import torch_engine
@@ -239,7 +239,7 @@ def test_weight_gradients_are_left_for_later(models):
         w, seen = trainer.workers[1], []
 
         def look(worker, item, slot, w=w, seen=seen):
-            split_backward.backward_input(worker, item, slot)
+            stage.backward_input(worker, item, slot)
             if slot == 0:
                 seen.append([p.grad is None for p in w.stage.module.parameters()])
 
