@@ -150,11 +150,11 @@ class Engine:
         return phases.warmup_steps(self)
 
     def _recursive(self) -> bool:
-        """Whether AuxNets start from the model's input: as asked for, or as the program's own were made."""
+        """Whether AuxNets start from the model's input: by the setting, or by the kind of the program's own."""
         return self.settings.recursive or (self.given.auxnets is None and self.plan.aux.startswith("recursive"))
 
     def _hosts(self) -> dict[int, int]:
-        """The plan's choice, but an AuxNet on its stage's own weights runs where they are."""
+        """The host rank of each AuxNet: the plan's, but an AuxNet on its stage's weights runs on the stage's rank."""
         hosts = hosts_of(self.plan, ScheduleOptions())
         for k, net in self.auxnets.items():
             ids = {id(p) for p in self.program.stages[k - 1].parameters()}
@@ -178,7 +178,7 @@ class Engine:
                 beta.use(self.settings.rule(method.beta, self.plan.K), self.settings.total_steps)
 
     def _say(self, text: str) -> None:
-        """Tell the user something, once, from one process."""
+        """Warn the user once, from one process."""
         if text and self.main and text not in self.said:
             self.said.add(text)
             log.warning(text)
@@ -253,7 +253,7 @@ class Engine:
         self.slot += self.micro
 
     def flush(self) -> None:
-        """Finish what is under way on skewed ranks: after this nothing is in flight and weights are at rest."""
+        """Finish the micro-batches in flight on skewed ranks: afterwards nothing is in flight, weights are at rest."""
         end = self.slot
         while self.low < end and self.slot - end < self.schedule.lag:
             self.play(self.prepared, self.method, end, apply=True)
@@ -279,14 +279,14 @@ class Engine:
         phases.begin(self, self.target)
 
     def resume_method(self, target: str, method: str) -> None:
-        """Be where a saved run was: with what it aimed at, and what it was doing (a warm-up, perhaps)."""
+        """Go on as a saved run: with its target, and the method that ran (a warm-up, perhaps)."""
         self.target = get_method(target)
         phases.begin(self, self.target)
         if self.method.name != method:
             self.use(get_method(method))
 
     def gather(self, metrics: dict[str, Any]) -> dict[str, Any]:
-        """What all ranks know together; every rank must call it."""
+        """Metrics of all ranks together; every rank must call it."""
         if not isinstance(self.transport, Distributed):
             return metrics
         return handshake.merge(metrics, self.transport.control)

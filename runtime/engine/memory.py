@@ -45,7 +45,7 @@ def of(w: Worker) -> dict[str, int]:
 
 @contextlib.contextmanager
 def weighed(w: Worker, slot: int) -> Iterator[None]:
-    """Add up what a forward keeps for its backward, each storage once and the rank's own tensors not at all."""
+    """Add up what a forward saves for its backward, each storage once, without parameters and buffers."""
     own = {t.untyped_storage().data_ptr() for t in (*w.stage.module.parameters(), *w.stage.module.buffers())}
     found: dict[int, int] = {}
 
@@ -62,13 +62,13 @@ def weighed(w: Worker, slot: int) -> Iterator[None]:
 
 
 def reset_peak() -> None:
-    """Let `process` count from now on, where the system can do that."""
+    """Start the peak of `process` anew, where the system allows it."""
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
 
 
 def process() -> int:
-    """The most memory that this process has had since `reset_peak`, in bytes."""
+    """Peak memory of this process since `reset_peak`, in bytes."""
     with contextlib.suppress(OSError, StopIteration, ValueError):
         lines = Path("/proc/self/status").read_text().splitlines()
         return 1024 * int(next(line for line in lines if line.startswith("VmHWM")).split()[1])
@@ -77,10 +77,10 @@ def process() -> int:
 
 
 class Alive(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the storages that operations make, from when they are made until they are gone.
+    """Counts the storages that operations allocate, until they are freed.
 
-    Activations, gradients, messages and whatever else is made inside count; what was there before does not. A method
-    that keeps things for some steps shows its full size when the mode has been on for longer than that.
+    Activations, gradients, messages and all other tensors made inside count; earlier ones do not. A method that keeps
+    tensors over several steps reaches its peak after as many steps in this mode.
     """
 
     def __init__(self) -> None:

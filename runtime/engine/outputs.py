@@ -18,7 +18,7 @@ MADE_EARLIER = (
 
 
 class Elsewhere:
-    """Stands for a model output that an earlier stage makes: a loss may pass it by, but not use it."""
+    """Placeholder for a model output of an earlier stage: a loss may ignore it, but not use it."""
 
     def __init__(self, position: int, why: str = MADE_EARLIER) -> None:
         self.__dict__.update(position=position, why=why)
@@ -34,7 +34,7 @@ class Elsewhere:
 def structured(
     program: CompiledProgram, io: StageIO, found: Sequence[Any], training: bool, why: str = MADE_EARLIER
 ) -> Any:
-    """The model's output, in its own structure, from what the last stage gives. `why`: what is missing, if anything."""
+    """The model's output from the last stage's results. why: the reason given when a loss uses a missing output."""
     tree = output_tree(program, training)
     flat: list[Any] = [Elsewhere(i, why) for i in range(tree.count)]
     for position, value in zip(io.outputs, found, strict=True):

@@ -84,7 +84,7 @@ def add_schedulers(engine: Engine) -> None:
 def aux_nets(
     program: CompiledProgram, given: Sequence[nn.Module] | None, recursive: bool, hosts: dict[int, int]
 ) -> dict[int, Net]:
-    """AuxNets by boundary. A module without a record of its own is called as its stage, or on the model's inputs."""
+    """AuxNets by boundary. A user's module takes the arguments of its stage, or the model's inputs if `recursive`."""
     modules = given if given is not None else program.auxnets
     if len(modules) != program.plan.K - 1:
         raise UsageError(
@@ -107,8 +107,8 @@ def aux_nets(
 
 
 def stage_net(program: CompiledProgram, rank: int, settings: Settings) -> Net:
-    """A stage as it runs in training. torch.compile finds by itself what may be written in place, and under autocast
-    sums may have another dtype than what they are made of."""
+    """A stage as it runs in training: in less memory, but neither under torch.compile, which writes in place by itself,
+    nor under autocast, where a sum may have another dtype than its terms."""
     stage = program.stages[rank]
     net = Net(stage, io_of(stage))
     if settings.compile:
@@ -125,7 +125,7 @@ def make_worker(
     transport: Transport,
     device: torch.device,
 ) -> Worker:
-    """A rank with its stage and the optimizer of its stage. Parameters come in the model's order, a loss's own last."""
+    """A rank with its stage and its optimizer. Parameters come in the model's order, the loss's own last."""
     stage, K = stage_net(program, rank, settings), program.plan.K
     stage.module.to(device)
     loss = loss_of(program, stage.io, loss_fn) if rank == K - 1 else None

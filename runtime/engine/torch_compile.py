@@ -1,8 +1,8 @@
-"""torch.compile of stages and AuxNets: made before the first step that needs it, not inside it.
+"""torch.compile of stages and AuxNets, before the first step that needs it rather than inside it.
 
-Compiling takes minutes for deep stages, in which a rank that others wait for would be taken for dead. So every rank
-runs what it has once, forward and backward, on micro-batches of the sizes to come, and then waits for the others for as
-long as that takes. Weights, buffers, gradients and random numbers are afterwards what they were.
+Compiling deep stages takes minutes, and a rank that others wait for so long would be taken for dead. So every rank runs
+its networks once, forward and backward, on micro-batches of the coming sizes, and then waits for the others without a
+short timeout. Weights, buffers, gradients and random states are restored.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ log = logging.getLogger("lpcompile")
 
 
 def compiled_net(net: Net) -> Net:
-    """The same, run by torch.compile in the very shapes that it is given."""
+    """The same network, run by torch.compile with static shapes."""
     return replace(net, call=torch.compile(net.module, dynamic=False))
 
 

@@ -41,10 +41,10 @@ class Trainer(Engine):
     """
 
     def step(self, x: Any, y: Any = None, index: Tensor | None = None, *, size: int | None = None) -> dict[str, Any]:
-        """Train on one batch; gives what this process knows of it: loss, violations, β, wait.
+        """Train on one batch; returns this process's metrics: loss, violations, β, waiting time.
 
         x: what the model takes (a tensor, a tuple of arguments, or a dict). y: whatever the loss takes as target.
-        index: the samples' numbers in the data set, for methods that keep something for each of them.
+        index: the samples' indices in the data set, for methods that store values by sample.
         A rank whose stage and AuxNets take no input of the model may pass x=None with the batch's size, and y is needed
         where there is a loss: on the last rank, and where a stage has a head (see `needs`).
         """
@@ -86,7 +86,7 @@ class Trainer(Engine):
         return []
 
     def _step_schedulers(self) -> None:
-        """All ranks' learning rates move together, also while a skewed rank has not stepped yet."""
+        """Learning rates of all ranks move together, also before a skewed rank's first optimizer step."""
         with warnings.catch_warnings():
             if self.slot <= self.schedule.lag + self.micro:
                 warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step")
@@ -119,7 +119,7 @@ class Trainer(Engine):
     @property
     def needs(self) -> dict[str, bool]:
         """Whether this process needs the batch's inputs, and its targets."""
-        takes = [w for w in self.workers if w.rank == 0 or not self.method.replay]  # the others are sent theirs
+        takes = [w for w in self.workers if w.rank == 0 or not self.method.replay]  # others draw theirs
         targets = any(w.last or w.head is not None for w in takes)
         return {"inputs": any(net.io.inputs for net in _nets(takes)), "targets": targets}
 
@@ -129,7 +129,7 @@ class Trainer(Engine):
         return any(net.io.inputs for net in _nets(self.workers))
 
     def plan_steps(self, total: int) -> None:
-        """Say how long training lasts, for a β that rises with it, where the settings do not."""
+        """Set the length of training, for a β that rises with it, unless the settings have it."""
         if self.settings.total_steps is None:
             self.settings = replace(self.settings, total_steps=total)
             for w in self.workers:
@@ -155,12 +155,12 @@ class Trainer(Engine):
         return self.gather(metrics)
 
     def evaluate(self, loader: Iterable[Any], **options: Any) -> dict[str, float]:
-        """Loss and accuracy of the serial model; see `lpcompile.runtime.loop.evaluate.evaluate` for the options."""
+        """Loss and accuracy of the serial model: see `lpcompile.runtime.loop.evaluate.evaluate` for the options."""
         self.flush()
         return evaluation.evaluate(self, loader, **options)
 
     def recalibrate(self, loader: Iterable[Any], batches: int = evaluation.BATCHES) -> None:
-        """Take BatchNorm's running statistics anew on X, from training data: a decoupled method gathers them on λ."""
+        """Recompute BatchNorm's running statistics on X, from training data: a decoupled method gathers them on λ."""
         self.flush()
         with evaluation.recalibrated(self, loader, batches, keep=True):
             pass
@@ -176,7 +176,7 @@ class Trainer(Engine):
         state.load_model_state(self, given)
 
     def state(self) -> dict[str, Any]:
-        """All that this process needs to go on from here, as plain data; nothing is in flight afterwards.
+        """Everything that this process needs to resume, as plain data; nothing is in flight afterwards.
 
         The tensors are the live ones, as in torch's state_dict: save or copy them before training goes on.
         """

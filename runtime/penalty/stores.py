@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 class Store:
-    """Rows by sample index; grows as larger indices come. Kept where the rank's tensors are.
+    """Rows by sample index, on the rank's device; grows with the largest index.
 
     >>> store.put(index, tensors); store.take(index)
     """

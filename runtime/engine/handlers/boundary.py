@@ -18,7 +18,7 @@ from lpcompile.runtime.penalty.stores import Store
 
 
 def aux_forward(w: Worker, item: Instruction, slot: int) -> None:
-    """λ_k = AuxNet_{k-1}(λ_{k-1}); where the schedule says so the graph is kept, and which weights it was made with."""
+    """λ_k = AuxNet_{k-1}(λ_{k-1}). A schedule that writes "aux" keeps the graph, with the version of its weights."""
     k = item.boundary
     keep = any(ref.kind == "aux" for ref in item.writes)
     with torch.set_grad_enabled(keep):
@@ -40,13 +40,13 @@ def with_noise(w: Worker, k: int, lams: tuple[Tensor, ...]) -> tuple[Tensor, ...
 
 
 def recall(w: Worker, item: Instruction, slot: int) -> None:
-    """λ of this micro-batch's samples, as it was last corrected."""
+    """λ of this micro-batch's samples from the store."""
     k = item.boundary
     w.values["lam", k, slot] = with_noise(w, k, w.stores["lam", k].take(index_of(w, slot)))
 
 
 def penalize(w: Worker, item: Instruction, slot: int) -> None:
-    """d = β ∂ψ(λ_k, X_k)/∂λ_k, for the micro-batch's weight; and the violation."""
+    """d = β ∂ψ(λ_k, X_k)/∂λ_k, times the micro-batch's weight; and the violation."""
     k = item.boundary
     lams, Xs = w.pick(k, w.values["lam", k, slot]), w.pick(k, w.values["X", k, slot])
     batch = w.batches[slot]
@@ -70,7 +70,7 @@ def terms(w: Worker, item: Instruction, k: int, slot: int) -> Terms:
 
 
 def feel(w: Worker, k: int, slot: int, given: Terms) -> None:
-    """Let a relative β follow |p||X|: every rank that weighs boundary k sees the same micro-batches in turn."""
+    """Update a relative β by |p||X|. Both ranks of boundary k see the same micro-batches in the same order."""
     sizes = w.sizes.pop((k, slot), [])
     if sizes and given.p:
         pulls = [p.norm() * size for p, size in zip(given.p, sizes, strict=True)]
@@ -157,5 +157,5 @@ def multiply(w: Worker, item: Instruction, slot: int) -> None:
 
 def index_of(w: Worker, slot: int) -> Tensor:
     index = w.batches[slot].index
-    assert index is not None  # the trainer has asked for it
+    assert index is not None  # checked by phases.schedule_of
     return index

@@ -1,4 +1,4 @@
-"""Instructions at the end of a step: gradients are averaged, summed over ranks, weighed and applied."""
+"""Instructions at the end of a step: gradients are averaged over replicas, summed over ranks, clipped and applied."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lpcompile.runtime.engine.worker import Worker
 
 
 def stash_tied(w: Worker) -> None:
-    """Gradients of parameters that other ranks use too are kept apart until all are summed."""
+    """Set gradients of tied parameters aside until the ranks sum them."""
     for name, parameter in w.tied.items():
         if parameter.grad is not None:
             before = w.tied_gradients.get(name)
@@ -22,14 +22,14 @@ def stash_tied(w: Worker) -> None:
 
 
 def average(w: Worker, item: Instruction, slot: int) -> None:
-    """Gradients of stage, AuxNets and κ-networks become their means over the replicas, as in DDP."""
+    """Average the gradients of stage, AuxNets and κ-networks over the replicas, as DDP does."""
     if w.apply and w.mesh is not None:
         every = [*w.updater.parameters, *(p for ps, _ in w.updater.others.values() for p in ps)]
         w.mesh.average([*(p.grad for p in every), *(w.tied_gradients.get(name) for name in sorted(w.tied))])
 
 
 def tied(w: Worker, item: Instruction, slot: int) -> Iterator[None]:
-    """Sum the gradients of tied parameters over their ranks, last stage first as in one backward."""
+    """Sum the gradients of tied parameters over their ranks, last stage first as in a serial backward."""
     if not w.apply:
         return
     for name, parameter in w.tied.items():
@@ -46,14 +46,14 @@ def tied(w: Worker, item: Instruction, slot: int) -> Iterator[None]:
 
 
 def norm(w: Worker, item: Instruction, slot: int) -> Iterator[None]:
-    """The norms of all ranks' gradients."""
+    """Exchange the gradient norms of all ranks."""
     if not w.apply:
         return
     w.norms = yield from gather(w, "norm", range(w.K), w.updater.norm(w.device))
 
 
 def step(w: Worker, item: Instruction, slot: int) -> Iterator[None]:
-    """Optimizers step. In one process a tied parameter is one tensor: its other users wait until it is done."""
+    """Optimizers step. In one process a tied parameter is one tensor: other ranks wait until it has stepped."""
     if w.apply:
         with versions.apart(w):
             w.updater.apply(w.norms)

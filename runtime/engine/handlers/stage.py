@@ -19,7 +19,7 @@ from lpcompile.runtime.engine.worker import Worker, get_random, set_random
 
 
 def forward(w: Worker, item: Instruction, slot: int) -> None:
-    """X_{k+1} = stage_k(λ_k), or the loss; the graph is kept where the schedule says so."""
+    """X_{k+1} = stage_k(λ_k), or the loss, with its graph; for `fr` without one."""
     if any(ref.kind == "random" for ref in item.writes):
         return features(w, item, slot)
     lams = stage_input(w, item, slot)
@@ -37,7 +37,7 @@ def forward(w: Worker, item: Instruction, slot: int) -> None:
 
 
 def stage_input(w: Worker, item: Instruction, slot: int) -> tuple[Tensor, ...]:
-    """λ or X from the boundary below, ready to take gradients; nothing on the first rank."""
+    """λ or X of the boundary below, ready to take gradients; empty on the first rank."""
     ref = next((ref for ref in item.reads if ref.kind in ("lam", "X")), None)
     if ref is None:
         return ()
@@ -45,7 +45,7 @@ def stage_input(w: Worker, item: Instruction, slot: int) -> tuple[Tensor, ...]:
 
 
 def features(w: Worker, item: Instruction, slot: int) -> None:
-    """X_{k+1} for the rank above. Of this rank's own only the state of its random numbers is kept: its input is."""
+    """X_{k+1} without a graph. Only the random state is kept for the replay, beside the input."""
     w.values["random", w.rank, slot] = get_random(w.device)
     with torch.no_grad():
         found, _ = w.run_stage(stage_input(w, item, slot), slot)
@@ -53,7 +53,7 @@ def features(w: Worker, item: Instruction, slot: int) -> None:
 
 
 def replay(w: Worker, item: Instruction, slot: int) -> None:
-    """The stage's forward once more, now with a graph: the same input and random numbers, the weights of now."""
+    """The stage's forward again, with a graph: the same input and random numbers, the current weights."""
     lams, now = stage_input(w, item, slot), get_random(w.device)
     set_random(w.device, w.values["random", w.rank, slot])
     try:
@@ -65,7 +65,7 @@ def replay(w: Worker, item: Instruction, slot: int) -> None:
 
 
 def backward(w: Worker, item: Instruction, slot: int) -> None:
-    """The stage's backward from the loss, or from what the method makes of d, p and κ at X_{k+1}."""
+    """The stage's backward, from the loss or from the method's adjoint at X_{k+1} (of d, p and κ)."""
     leaves, ends = w.values["graph", w.rank, slot]
     factor = w.rescale(slot)
     with versions.held(w, slot):
@@ -90,12 +90,12 @@ def backward(w: Worker, item: Instruction, slot: int) -> None:
 
 
 def backward_input(w: Worker, item: Instruction, slot: int) -> None:
-    """p for the boundary below; what is left to do for the weights takes the graph's place."""
+    """p for the boundary below; the remaining work for the weights takes the graph's place."""
     leaves, made = w.values["graph", w.rank, slot]
     ends = [made] if w.last else list(made)
     seeds = [torch.ones_like(made)] if w.last else w.method.adjoint(terms(w, item, w.rank + 1, slot))
     pairs = [(end, seed) for end, seed in zip(ends, seeds, strict=True) if end.requires_grad]
-    # else each group of weights would recompute the whole stage, and compiled code has no parts
+    # else each group of weights would recompute the whole stage; and compiled code cannot be split
     together = w.settings.recomputes(w.rank) or w.settings.compile
     found, groups = input_part(pairs, leaves, weights(w), together)
     w.values["graph", w.rank, slot] = groups
@@ -106,7 +106,7 @@ def backward_input(w: Worker, item: Instruction, slot: int) -> None:
 
 
 def backward_weight(w: Worker, item: Instruction, slot: int) -> None:
-    """The weights' gradients that the first part left."""
+    """Weight gradients that `backward_input` left."""
     weight_part(weights(w), w.values["graph", w.rank, slot])
     w.values["graph", w.rank, slot] = None
     w.graph_bytes.pop(slot, None)
