@@ -18,7 +18,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from lpcompile.core.stage_io import sized
 from lpcompile.errors import UsageError
 from lpcompile.runtime.comm.transport import dense
 from lpcompile.runtime.engine.batch import MicroBatch
@@ -69,7 +68,7 @@ def compile_now(engine: Engine, parts: Sequence[MicroBatch]) -> None:
 def _run(w: Worker, net: Net, batch: MicroBatch, channels_last: bool, modes: Sequence[bool]) -> None:
     kept = {id(b): b.clone() for b in net.module.buffers()}
     gradients_before = [(p, p.grad) for p in net.module.parameters()]
-    rooms = [torch.zeros(sized(s, batch.size), dtype=s.dtype, device=w.device) for s in net.io.lams]
+    rooms = [torch.zeros(s.at(batch.size), dtype=s.dtype, device=w.device) for s in net.io.lams]
     lams = [dense(t, channels_last)[0] for t in rooms]
     try:
         for parameter, _ in gradients_before:

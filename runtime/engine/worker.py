@@ -14,7 +14,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.utils.checkpoint import checkpoint
 
 from lpcompile.core.method import Method
-from lpcompile.core.stage_io import StageIO, TensorSpec, sized
+from lpcompile.core.stage_io import StageIO, TensorSpec
 from lpcompile.runtime.comm.mesh import Mesh
 from lpcompile.runtime.comm.transport import Key, Shapes, Tensors, Transport
 from lpcompile.runtime.engine.batch import MicroBatch
@@ -128,7 +128,7 @@ class Worker:
     def shapes(self, key: Key) -> Shapes:
         """Shapes and dtypes of a message, for its receive buffers."""
         size = self.batches[key[2]].size
-        return tuple((sized(s, size), self.on_wire(s.dtype)) for s in self.carried(key))
+        return tuple((s.at(size), self.on_wire(s.dtype)) for s in self.carried(key))
 
     def carried(self, key: Key) -> tuple[TensorSpec, ...]:
         """Specs of a message: all tensors of the boundary, or those that have gradients."""
