@@ -53,6 +53,10 @@ def test_only_optimizers_that_are_due_step():
     assert found.apply(None)
     assert (stage.item(), aux.item()) == (1.0, 1.5)
     assert stage.grad is not None and aux.grad is None and not found.due
+    give(found, (stage, 1.0, "stage"))
+    aux.grad = torch.ones(1)
+    found.apply(None)
+    assert (stage.item(), aux.item()) == (0.0, 1.5)
 
 
 def test_stage_and_auxnets_are_clipped_each_by_itself():
