@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from lpcompile.core.spec import TensorSpec
+from lpcompile.emit.json_values import OPAQUE, decode, encode, tree_from_json, tree_to_json
 from lpcompile.errors import EmitError
 from lpcompile.passes.capture.signature import Signature
-from lpcompile.passes.codegen.tree_data import OPAQUE, decode, encode, tree_from_json, tree_to_json
 from lpcompile.passes.split.split import StageIO
 
 VERSION = 1

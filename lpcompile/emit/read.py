@@ -16,12 +16,12 @@ from torch import nn
 
 from lpcompile.core.plan import Plan
 from lpcompile.emit.data import MODES, VERSION, io_from_json, signature_from_json
+from lpcompile.emit.json_values import decode, tree_from_json
 from lpcompile.emit.support import at, get, load_tensors, make_part, put, share, tie
 from lpcompile.errors import EmitError, InputError, LpError, UsageError
 from lpcompile.passes.auxnet.derive import AuxNet
 from lpcompile.passes.capture.capture import Captured
 from lpcompile.passes.capture.signature import Signature
-from lpcompile.passes.codegen.tree_data import decode, tree_from_json
 from lpcompile.passes.graph.module import follow, install, refresh
 from lpcompile.passes.graph.tree import Tree
 from lpcompile.passes.split.split import Stage, StageIO

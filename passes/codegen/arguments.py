@@ -5,21 +5,21 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from lpcompile.passes.codegen.init import Made, Slot, default_of, slots
+from lpcompile.passes.codegen.init import Instance, Slot, default_of, slots
 from lpcompile.passes.codegen.leaf import MISSING
 from lpcompile.passes.codegen.names import RESERVED
-from lpcompile.passes.codegen.tree import Part, Path
+from lpcompile.passes.codegen.tree import ModulePath, Part
 
-MANY = 6  # a class with more arguments than this is harder to read than two classes
+MAX_CLASS_ARGUMENTS = 6  # a class with more arguments than this is harder to read than two classes
 _ARGUMENT_NAMES = {"num_features": "channels", "normalized_shape": "dim", "p": "rate", "num_channels": "channels"}
 
 
-def apart(groups: dict[Any, list[Part]], made: dict[Path, Made]) -> dict[Any, list[Part]]:
+def apart(groups: dict[Any, list[Part]], made: dict[ModulePath, Instance]) -> dict[Any, list[Part]]:
     """Split groups that would need too many arguments into units that are alike in every value."""
     found: dict[Any, list[Part]] = {}
     for key, parts in groups.items():
         values = [slots(part, made) for part in parts]
-        if len(class_arguments(parts, values)[2]) <= MANY:
+        if len(class_arguments(parts, values)[2]) <= MAX_CLASS_ARGUMENTS:
             found[key] = parts
             continue
         for part, value in zip(parts, values, strict=True):

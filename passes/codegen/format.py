@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-WIDTH = 120
+LINE_WIDTH = 120
 _OPEN, _CLOSE = "([{", ")]}"
 
 
@@ -10,7 +10,7 @@ def indent(lines: list[str], levels: int = 1) -> list[str]:
     return [f"{'    ' * levels}{line}" if line else line for line in lines]
 
 
-def wrap(line: str, width: int = WIDTH) -> list[str]:
+def wrap(line: str, width: int = LINE_WIDTH) -> list[str]:
     """One logical line as physical lines of at most `width` characters, where brackets allow."""
     pairs = _outer_brackets(line) if len(line) > width else []
     pairs = [(first, last) for first, last in pairs if line[first + 1 : last].strip()]

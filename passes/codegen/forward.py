@@ -18,7 +18,7 @@ from lpcompile.passes.codegen.calls import (
 )
 from lpcompile.passes.codegen.items import Contents, Item, parts_of, read_off
 from lpcompile.passes.codegen.names import RESERVED, identifier, is_plain, quote
-from lpcompile.passes.codegen.tree import Part, Path, View, is_stream
+from lpcompile.passes.codegen.tree import ModulePath, Part, View, is_stream
 from lpcompile.passes.codegen.values import Names
 from lpcompile.passes.codegen.variables import hint, mixes, module_hint
 
@@ -26,7 +26,7 @@ SHORT, LONG = 64, 88
 
 
 @dataclass(frozen=True)
-class Method:
+class ForwardMethod:
     """One mode's forward: argument names, lines, and how many values it returns."""
 
     arguments: tuple[str, ...]
@@ -34,7 +34,7 @@ class Method:
     results: int
 
 
-def access(root: Part, path: Path, names: Names) -> str:
+def access(root: Part, path: ModulePath, names: Names) -> str:
     """`self.layer1[0].conv1` for a path below the unit at `root`."""
     text, part, module = "self", root, root.module
     for i, name in enumerate(path):
@@ -61,7 +61,7 @@ def access(root: Part, path: Path, names: Names) -> str:
 
 
 @dataclass
-class Writer:
+class ForwardWriter:
     """Writes the method of one unit in one mode."""
 
     contents: Contents
@@ -85,7 +85,7 @@ class Writer:
     def names(self) -> Names:
         return self.contents.names
 
-    def write(self) -> Method:
+    def write(self) -> ForwardMethod:
         path = self.unit.path
         inputs, outputs = self.view.interface(path)
         if not path:
@@ -106,7 +106,7 @@ class Writer:
         for i, item in enumerate(self.items):
             self._write(i, item, outputs)
         self._return(outputs)
-        return Method(arguments, tuple(_blocks(self.lines)), len(outputs))
+        return ForwardMethod(arguments, tuple(_blocks(self.lines)), len(outputs))
 
     # ---- names
 

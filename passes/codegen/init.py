@@ -11,14 +11,14 @@ from torch import nn
 
 from lpcompile.passes.codegen.leaf import constructor_default, empty
 from lpcompile.passes.codegen.names import is_plain, quote
-from lpcompile.passes.codegen.tree import Part, Path
+from lpcompile.passes.codegen.tree import ModulePath, Part
 from lpcompile.passes.codegen.values import Names
 
-Slot = tuple[Path, str]  # a layer below a class, and one of its arguments
+Slot = tuple[ModulePath, str]  # a layer below a class, and one of its arguments
 
 
 @dataclass(frozen=True)
-class Made:
+class Instance:
     """How instances of a unit's class are made: its name and the arguments of this instance."""
 
     name: str
@@ -26,7 +26,7 @@ class Made:
     defaults: dict[str, Any]
 
 
-def slots(part: Part, made: dict[Path, Made]) -> dict[Slot, Any]:
+def slots(part: Part, made: dict[ModulePath, Instance]) -> dict[Slot, Any]:
     """Every value in the constructor of a unit that could differ in another unit of the same make."""
     found: dict[Slot, Any] = {}
     for below, relative in inside(part):
@@ -39,7 +39,7 @@ def slots(part: Part, made: dict[Path, Made]) -> dict[Slot, Any]:
     return found
 
 
-def make(part: Part, made: dict[Path, Made]) -> tuple[Any, ...]:
+def make(part: Part, made: dict[ModulePath, Instance]) -> tuple[Any, ...]:
     """What units must share to be one class: everything in the constructor but the values in the slots."""
     found: list[Any] = []
     for below, relative in inside(part):
@@ -54,9 +54,9 @@ def make(part: Part, made: dict[Path, Made]) -> tuple[Any, ...]:
     return tuple(found)
 
 
-def inside(part: Part) -> list[tuple[Part, Path]]:
+def inside(part: Part) -> list[tuple[Part, ModulePath]]:
     """The unit itself and the parts that its constructor makes: down to layers and other units."""
-    found: list[tuple[Part, Path]] = [(part, ())]
+    found: list[tuple[Part, ModulePath]] = [(part, ())]
     for name, child in part.children.items():
         if child.leaf is not None or (child.unit and child.kind != "sequential"):
             found.append((child, (name,)))
@@ -88,7 +88,9 @@ def _transient(part: Part, name: str) -> bool:
 class Constructor:
     """Writes the body of `__init__` of one unit; `text` gives the source of a slot's value."""
 
-    def __init__(self, unit: Part, made: dict[Path, Made], names: Names, text: Callable[[Slot, Any], str]) -> None:
+    def __init__(
+        self, unit: Part, made: dict[ModulePath, Instance], names: Names, text: Callable[[Slot, Any], str]
+    ) -> None:
         self.unit, self.made, self.names, self.text = unit, made, names, text
         self.lines: list[str] = []
 
@@ -96,7 +98,7 @@ class Constructor:
         self._contents(self.unit, (), "self")
         return self.lines
 
-    def _contents(self, part: Part, relative: Path, expr: str) -> None:
+    def _contents(self, part: Part, relative: ModulePath, expr: str) -> None:
         for name, tensor in own_tensors(part):
             self._tensor(part, name, tensor, relative, expr)
         for name, child in part.children.items():
@@ -112,7 +114,7 @@ class Constructor:
             )
             self._contents(child, below, place)
 
-    def _tensor(self, part: Part, name: str, tensor: torch.Tensor, relative: Path, expr: str) -> None:
+    def _tensor(self, part: Part, name: str, tensor: torch.Tensor, relative: ModulePath, expr: str) -> None:
         sizes = [self.text(((*relative, name), f"dim{i}"), n) for i, n in enumerate(tensor.shape)]
         made = empty(tensor, self.names, ".".join((*part.path, name)), sizes)
         if isinstance(tensor, nn.Parameter):
@@ -130,7 +132,7 @@ class Constructor:
             if transient:
                 self.lines.append(f"{expr}._non_persistent_buffers_set.add({quote(name)})")
 
-    def _expression(self, part: Part, relative: Path) -> str | None:
+    def _expression(self, part: Part, relative: ModulePath) -> str | None:
         """The part as one expression, or None where it takes statements."""
         if part.leaf is not None:
             arguments = {k: self.text((relative, k), v) for k, v in self._arguments(part, relative).items()}
@@ -142,7 +144,7 @@ class Constructor:
         children = {n: self._expression(c, (*relative, n)) or "" for n, c in part.children.items()}
         return container(part.kind, children, self.names)
 
-    def _arguments(self, part: Part, relative: Path) -> dict[str, Any]:
+    def _arguments(self, part: Part, relative: ModulePath) -> dict[str, Any]:
         """The layer's own arguments, and those that other instances of this class set."""
         assert part.leaf is not None
         return {
@@ -150,10 +152,10 @@ class Constructor:
             **{k: v for k, v in self.extra(relative).items() if k not in part.leaf.arguments},
         }
 
-    def extra(self, relative: Path) -> dict[str, Any]:
+    def extra(self, relative: ModulePath) -> dict[str, Any]:
         return {}
 
-    def _instance(self, part: Part, relative: Path) -> str:
+    def _instance(self, part: Part, relative: ModulePath) -> str:
         made = self.made[part.path]
         texts = []
         for name, value in made.arguments.items():
@@ -211,7 +213,7 @@ def _runs(texts: list[str]) -> list[tuple[str, int]]:
     return runs
 
 
-def default_of(part: Part, relative: Path, argument: str) -> Any:
+def default_of(part: Part, relative: ModulePath, argument: str) -> Any:
     """What a layer below `part` takes for an argument that is not given."""
     below = part.at(relative)
     return constructor_default(below.leaf.kind, argument) if below is not None and below.leaf is not None else None

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import fx
 
 from lpcompile.passes.codegen.calls import Expr, Operation, operation, size_text
-from lpcompile.passes.codegen.tree import Part, Path, View, nodes_in
+from lpcompile.passes.codegen.tree import ModulePath, Part, View, nodes_in
 from lpcompile.passes.codegen.values import Names
 
 
@@ -31,10 +31,10 @@ class Contents:
     """The units of a stage in one mode, and what lies in each."""
 
     view: View
-    units: dict[Path, Part]
+    units: dict[ModulePath, Part]
     names: Names
 
-    def items(self, path: Path) -> list[Item]:
+    def items(self, path: ModulePath) -> list[Item]:
         start, end = self.view.spans[path]
         found, i = [], start
         while i < end:
@@ -50,7 +50,7 @@ class Contents:
                 i = self.view.spans[inner.path][1]
         return found
 
-    def _unit_at(self, path: Path, i: int, end: int) -> Part | None:
+    def _unit_at(self, path: ModulePath, i: int, end: int) -> Part | None:
         """The outermost unit below the one at `path` whose steps start here."""
         owner = self.view.owners[i]
         if owner[: len(path)] != path:
@@ -61,7 +61,7 @@ class Contents:
                 return part
         return None
 
-    def sizes(self, path: Path, items: list[Item]) -> list[fx.Node]:
+    def sizes(self, path: ModulePath, items: list[Item]) -> list[fx.Node]:
         """The batch sizes and devices that the items need, for themselves or to hand on."""
         used = [] if path else [n for n in self.view.results if "symbol" in n.meta]
         for item in items:
@@ -71,7 +71,7 @@ class Contents:
                 used += self.handed(item.unit.path)
         return list(dict.fromkeys(base for node in used for base in _bases(node)))
 
-    def handed(self, path: Path) -> list[fx.Node]:
+    def handed(self, path: ModulePath) -> list[fx.Node]:
         """Sizes that a unit cannot read off its own inputs, and so takes as arguments."""
         if not path:
             return []

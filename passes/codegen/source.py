@@ -18,15 +18,15 @@ from torch import nn
 
 from lpcompile.passes.codegen.arguments import apart, class_arguments
 from lpcompile.passes.codegen.calls import operation
-from lpcompile.passes.codegen.format import WIDTH, indent, wrap
-from lpcompile.passes.codegen.forward import Method, Writer, access
-from lpcompile.passes.codegen.init import Constructor, Made, Slot, is_expression, make, own_tensors, slots
+from lpcompile.passes.codegen.format import LINE_WIDTH, indent, wrap
+from lpcompile.passes.codegen.forward import ForwardMethod, ForwardWriter, access
+from lpcompile.passes.codegen.init import Constructor, Instance, Slot, is_expression, make, own_tensors, slots
 from lpcompile.passes.codegen.items import Contents, Item
 from lpcompile.passes.codegen.leaf import leaf
 from lpcompile.passes.codegen.loops import loop
 from lpcompile.passes.codegen.modes import merge
 from lpcompile.passes.codegen.names import RESERVED, camel, class_name, prose
-from lpcompile.passes.codegen.tree import Part, Path, View, build_tree, is_container
+from lpcompile.passes.codegen.tree import ModulePath, Part, View, build_tree, is_container
 from lpcompile.passes.codegen.values import Names, Unprintable
 from lpcompile.passes.graph.module import TwoModeModule
 
@@ -57,10 +57,10 @@ class Class:
 
     name: str
     units: list[Part]
-    methods: dict[bool, Method]
+    methods: dict[bool, ForwardMethod]
     arguments: dict[Slot, str]  # which slots are arguments of the constructor, under which name
     defaults: dict[str, Any]
-    values: dict[Path, dict[str, Any]]
+    values: dict[ModulePath, dict[str, Any]]
 
 
 class _File:
@@ -75,10 +75,10 @@ class _File:
         self.views = {True: View(graphs[True], self.root)}
         self.views[False] = self.views[True] if graphs[False] is graphs[True] else View(graphs[False], self.root)
         self._import_functions()
-        self.units: dict[Path, Part] = {}
+        self.units: dict[ModulePath, Part] = {}
         self._choose_units()
         self.classes: list[Class] = []
-        self.made: dict[Path, Made] = {}
+        self.made: dict[ModulePath, Instance] = {}
 
     def _import_functions(self) -> None:
         """First, so that no variable takes the name of a function."""
@@ -136,14 +136,14 @@ class _File:
             value = item.outputs[0]
         return value is outputs[0]
 
-    def _method(self, part: Part, view: View) -> Method:
-        return Writer(self._contents(view), part).write()
+    def _method(self, part: Part, view: View) -> ForwardMethod:
+        return ForwardWriter(self._contents(view), part).write()
 
     def _contents(self, view: View) -> Contents:
         return Contents(view, self.units, self.names)
 
-    def _methods(self, part: Part) -> dict[bool, Method]:
-        found: dict[bool, Method] = {}
+    def _methods(self, part: Part) -> dict[bool, ForwardMethod]:
+        found: dict[bool, ForwardMethod] = {}
         for mode, view in self.views.items():
             if part.path in view.spans:
                 same = mode is False and view is self.views[True]
@@ -188,14 +188,14 @@ class _File:
         self.names.taken.add(name)
         return name
 
-    def _add_class(self, name: str, parts: list[Part], methods: dict[bool, Method]) -> None:
+    def _add_class(self, name: str, parts: list[Part], methods: dict[bool, ForwardMethod]) -> None:
         values = [slots(part, self.made) for part in parts]
         arguments, defaults, vectors = class_arguments(parts, values)
         made = {}
         order = sorted(vectors, key=lambda n: n in defaults)
         for i, part in enumerate(parts):
             made[part.path] = {n: vectors[n][i] for n in order}
-            self.made[part.path] = Made(name, made[part.path], defaults)
+            self.made[part.path] = Instance(name, made[part.path], defaults)
         self.classes.append(Class(name, parts, methods, arguments, defaults, made))
 
     def _class_lines(self, found: Class) -> list[str]:
@@ -210,7 +210,7 @@ class _File:
             lines += [*indent([head]), *indent(["super().__init__()", *body], 2), ""]
         return [*lines, *indent(self._forward(found.methods, found.units[0]))]
 
-    def _forward(self, methods: dict[bool, Method], part: Part) -> list[str]:
+    def _forward(self, methods: dict[bool, ForwardMethod], part: Part) -> list[str]:
         bodies = {mode: self._loops(m, part) for mode, m in methods.items()}
         first = next(iter(methods.values()))
         if len(bodies) == 1 or methods[True].arguments == methods[False].arguments:
@@ -225,7 +225,7 @@ class _File:
             lines += ["", head, *indent(bodies[mode])]
         return lines
 
-    def _loops(self, method: Method, part: Part) -> list[str]:
+    def _loops(self, method: ForwardMethod, part: Part) -> list[str]:
         """Calls of all children of a list, one after another on the same variable, as a loop."""
         containers = {
             access(part, p.path[len(part.path) :], self.names): p for p in part.walk() if p.kind in ("list", "dict")
@@ -266,18 +266,18 @@ class _File:
 class _Shared(Constructor):
     """The constructor of a class that several units share: slots that differ are arguments."""
 
-    def __init__(self, found: Class, made: dict[Path, Made], names: Names) -> None:
+    def __init__(self, found: Class, made: dict[ModulePath, Instance], names: Names) -> None:
         self.found = found
         super().__init__(found.units[0], made, names, self._slot)
 
     def _slot(self, slot: Slot, value: Any) -> str:
         return self.found.arguments.get(slot) or self.names.literal(value)
 
-    def extra(self, relative: Path) -> dict[str, Any]:
+    def extra(self, relative: ModulePath) -> dict[str, Any]:
         return {k: None for (path, k) in self.found.arguments if path == relative}
 
 
-def _called(item: Item) -> Path | None:
+def _called(item: Item) -> ModulePath | None:
     """The path of what an item calls plainly, on one value and nothing else."""
     if item.unit is not None:
         return item.unit.path
@@ -287,7 +287,7 @@ def _called(item: Item) -> Path | None:
     return tuple(str(step.target).split(".")) if isinstance(step.target, str) else None
 
 
-def _key(methods: dict[bool, Method]) -> Any:
+def _key(methods: dict[bool, ForwardMethod]) -> Any:
     return tuple(methods.items())
 
 
@@ -325,7 +325,7 @@ def _imports(lines: set[str]) -> list[str]:
     for head in sorted(together, key=lambda h: (h.startswith("from"), h.split()[1].lower(), h)):
         package = head.split()[1].split(".")[0]
         entries = ", ".join(sorted(together[head]))
-        long = len(f"{head} import {entries}") > WIDTH
+        long = len(f"{head} import {entries}") > LINE_WIDTH
         text = (
             head
             if not head.startswith("from")

@@ -14,14 +14,14 @@ from torch import fx, nn
 
 from lpcompile.passes.codegen.leaf import Leaf
 
-Path = tuple[str, ...]
+ModulePath = tuple[str, ...]
 
 
 @dataclass
 class Part:
     """A module of the stage: a layer (`leaf`) or a container of others."""
 
-    path: Path
+    path: ModulePath
     module: nn.Module
     original: str = "Module"  # the name of the user's class
     sequential: bool = False  # whether that is a kind of nn.Sequential
@@ -31,7 +31,7 @@ class Part:
     unit: bool = False
     kind: str = "plain"  # or "sequential", "list", "dict": how a container is made and its children are reached
 
-    def at(self, path: Path) -> Part | None:
+    def at(self, path: ModulePath) -> Part | None:
         part: Part | None = self
         for name in path:
             part = part.children.get(name) if part is not None else None
@@ -42,7 +42,7 @@ class Part:
         return [p for child in self.children.values() for p in child.walk()] + [self]
 
 
-def build_tree(module: nn.Module, model: nn.Module | None, path: Path = ()) -> Part:
+def build_tree(module: nn.Module, model: nn.Module | None, path: ModulePath = ()) -> Part:
     """The tree below a stage; children in the order of the user's model."""
     twin = _submodule(model, path)
     part = Part(path, module, type(twin).__name__ if twin is not None else "Module")
@@ -64,7 +64,7 @@ def build_tree(module: nn.Module, model: nn.Module | None, path: Path = ()) -> P
     return part
 
 
-def _submodule(model: nn.Module | None, path: Path) -> nn.Module | None:
+def _submodule(model: nn.Module | None, path: ModulePath) -> nn.Module | None:
     for name in path:
         model = model._modules.get(name) if model is not None else None
     return model
@@ -87,16 +87,16 @@ class View:
         self.results: list[fx.Node] = list(result) if isinstance(result, (tuple, list)) else [result]
         self.single = not isinstance(result, (tuple, list))
         self.owners = [self._owner(n) for n in self.steps]
-        self.spans: dict[Path, tuple[int, int]] = self._spans()
+        self.spans: dict[ModulePath, tuple[int, int]] = self._spans()
         self.spans[()] = (0, len(self.steps))
-        self._interfaces: dict[Path, tuple[list[fx.Node], list[fx.Node]]] = {}
-        self.handed: dict[Path, list[fx.Node]] = {}  # sizes that a unit must be given
+        self._interfaces: dict[ModulePath, tuple[list[fx.Node], list[fx.Node]]] = {}
+        self.handed: dict[ModulePath, list[fx.Node]] = {}  # sizes that a unit must be given
 
-    def _owner(self, node: fx.Node) -> Path:
+    def _owner(self, node: fx.Node) -> ModulePath:
         """The innermost container whose forward made this step."""
         path = node.meta.get("path", "")
         names = tuple(path.split(".")) if path else ()
-        found: Path = ()
+        found: ModulePath = ()
         part = self.root
         for name in names:
             child = part.children.get(name)
@@ -105,12 +105,12 @@ class View:
             part, found = child, (*found, name)
         return found
 
-    def _spans(self) -> dict[Path, tuple[int, int]]:
+    def _spans(self) -> dict[ModulePath, tuple[int, int]]:
         """For each container, the longest run of its steps."""
-        spans: dict[Path, tuple[int, int]] = {}
-        open_runs: dict[Path, int] = {}
+        spans: dict[ModulePath, tuple[int, int]] = {}
+        open_runs: dict[ModulePath, int] = {}
 
-        def close(path: Path, end: int) -> None:
+        def close(path: ModulePath, end: int) -> None:
             start = open_runs.pop(path)
             if path not in spans or end - start > spans[path][1] - spans[path][0]:
                 spans[path] = (start, end)
@@ -125,13 +125,13 @@ class View:
             close(path, len(self.steps))
         return spans
 
-    def interface(self, path: Path) -> tuple[list[fx.Node], list[fx.Node]]:
+    def interface(self, path: ModulePath) -> tuple[list[fx.Node], list[fx.Node]]:
         """Values that the steps of a unit take from outside, and those of theirs that are used outside."""
         if path not in self._interfaces:
             self._interfaces[path] = self._interface(path)
         return self._interfaces[path]
 
-    def _interface(self, path: Path) -> tuple[list[fx.Node], list[fx.Node]]:
+    def _interface(self, path: ModulePath) -> tuple[list[fx.Node], list[fx.Node]]:
         start, end = self.spans[path]
         inside = set(self.steps[start:end])
         inputs: dict[fx.Node, None] = {}
@@ -145,7 +145,7 @@ class View:
         return sorted(inputs, key=lambda n: not is_stream(n)), outputs
 
     @staticmethod
-    def is_own(node: fx.Node, path: Path) -> bool:
+    def is_own(node: fx.Node, path: ModulePath) -> bool:
         """Whether a node reads state of the module at `path` or below."""
         return node.op == "get_attr" and tuple(str(node.target).split("."))[: len(path)] == path
 

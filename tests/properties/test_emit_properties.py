@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from lpcompile import Program
-from lpcompile.emit import read as load
+from lpcompile.emit.read import load
 from tests.properties.random_models import Recipe, examples, recipes
 from tests.properties.test_stage_properties import (
     assert_same,
