@@ -98,10 +98,10 @@ def read_off(base: fx.Node, inputs: list[fx.Node], variables: dict[fx.Node, str]
 
 
 def _bases(node: fx.Node) -> list[fx.Node]:
-    """The batch size or device that a size is computed from."""
+    """The batch size or device that a symbol is or is computed from: a size is `scale(batch, ...)`, one step away."""
     if node.meta["symbol"] in ("batch", "device"):
         return [node]
-    return [b for n in node.all_input_nodes if "symbol" in n.meta for b in _bases(n)]
+    return [n for n in node.all_input_nodes if "symbol" in n.meta]
 
 
 def parts_of(node: fx.Node) -> int | None:

@@ -19,14 +19,14 @@ from torch import nn
 from lpcompile.passes.codegen.arguments import apart, class_arguments
 from lpcompile.passes.codegen.calls import operation
 from lpcompile.passes.codegen.format import LINE_WIDTH, indent, wrap
-from lpcompile.passes.codegen.forward import ForwardMethod, ForwardWriter, access
+from lpcompile.passes.codegen.forward import ForwardMethod, ForwardWriter
 from lpcompile.passes.codegen.init import Constructor, Instance, Slot, is_expression, make, own_tensors, slots
 from lpcompile.passes.codegen.items import Contents, Item
 from lpcompile.passes.codegen.leaf import leaf
 from lpcompile.passes.codegen.loops import loop
 from lpcompile.passes.codegen.modes import merge
 from lpcompile.passes.codegen.names import RESERVED, camel, class_name, prose
-from lpcompile.passes.codegen.tree import ModulePath, Part, View, build_tree, is_container
+from lpcompile.passes.codegen.tree import ModulePath, Part, View, access, build_tree, is_container
 from lpcompile.passes.codegen.values import Names, Unprintable
 from lpcompile.passes.graph.module import TwoModeModule
 
@@ -97,8 +97,7 @@ class _File:
         for part in self.root.walk():
             if part.path and is_container(part):
                 numbered = all(n.isdigit() for n in part.children) and part.children and not own_tensors(part)
-                counted = list(part.children) == [str(i) for i in range(len(part.children))]
-                part.kind = ("list" if counted else "dict") if numbered else "plain"
+                part.kind = ("list" if part.is_counted else "dict") if numbered else "plain"
                 if any(part.path in v.spans for v in self.views.values()):
                     self.units[part.path] = part
         for part in self.root.walk():
@@ -227,9 +226,7 @@ class _File:
 
     def _loops(self, method: ForwardMethod, part: Part) -> list[str]:
         """Calls of all children of a list, one after another on the same variable, as a loop."""
-        containers = {
-            access(part, p.path[len(part.path) :], self.names): p for p in part.walk() if p.kind in ("list", "dict")
-        }
+        containers = {access(part, p.path[len(part.path) :]): p for p in part.walk() if p.kind in ("list", "dict")}
         lines = list(method.lines)
         for text, holder in containers.items():
             lines = loop(lines, text, holder)

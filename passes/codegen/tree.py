@@ -13,6 +13,7 @@ from typing import Any
 from torch import fx, nn
 
 from lpcompile.passes.codegen.leaf import Leaf
+from lpcompile.passes.codegen.names import is_plain, quote
 
 ModulePath = tuple[str, ...]
 
@@ -30,6 +31,11 @@ class Part:
     children: dict[str, Part] = field(default_factory=dict)
     unit: bool = False
     kind: str = "plain"  # or "sequential", "list", "dict": how a container is made and its children are reached
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether the children are named 0, 1, 2, ... in order."""
+        return list(self.children) == [str(i) for i in range(len(self.children))]
 
     def at(self, path: ModulePath) -> Part | None:
         part: Part | None = self
@@ -72,6 +78,30 @@ def _submodule(model: nn.Module | None, path: ModulePath) -> nn.Module | None:
 
 def is_container(part: Part) -> bool:
     return not part.path or type(part.module) is nn.Module
+
+
+def access(root: Part, path: ModulePath) -> str:
+    """`self.layer1[0].conv1` for a path below the part at `root`."""
+    text, module = "self", root.module
+    part: Part | None = root
+    for i, name in enumerate(path):
+        kind = part.kind if part is not None else "plain"
+        last = i == len(path) - 1
+        if part is not None and kind in ("list", "sequential") and name.isdigit() and part.is_counted:
+            text += f"[{name}]"
+        elif kind == "dict":
+            text += f"[{quote(name)}]"
+        elif is_plain(name):
+            text += f".{name}"
+        elif last and name in module._parameters:
+            text += f"._parameters[{quote(name)}]"
+        elif last and name in module._buffers:
+            text += f"._buffers[{quote(name)}]"
+        else:
+            text += f"._modules[{quote(name)}]"
+        part = part.children.get(name) if part is not None else None
+        module = module._modules.get(name, module)  # type: ignore[assignment]
+    return text
 
 
 class View:
