@@ -6,8 +6,8 @@ import re
 from typing import Any
 
 from lpcompile.passes.codegen.init import Instance, Slot, default_of, slots
-from lpcompile.passes.codegen.leaf import MISSING
 from lpcompile.passes.codegen.names import RESERVED
+from lpcompile.passes.codegen.torch_layers import MISSING
 from lpcompile.passes.codegen.tree import ModulePath, Part
 
 MAX_CLASS_ARGUMENTS = 6  # a class with more arguments than this is harder to read than two classes

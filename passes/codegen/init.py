@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from lpcompile.passes.codegen.leaf import constructor_default, empty
+from lpcompile.passes.codegen.leaf import empty
 from lpcompile.passes.codegen.names import is_plain, quote
+from lpcompile.passes.codegen.torch_layers import constructor_default
 from lpcompile.passes.codegen.tree import ModulePath, Part
 from lpcompile.passes.codegen.values import Names
 
