@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lpcompile.passes.codegen.forward import ForwardMethod
-from lpcompile.passes.codegen.init import Constructor, Instance, Slot, default_of, make, slots
+from lpcompile.passes.codegen.init import Constructor, Instance, Slot, default_of, slots, structure
 from lpcompile.passes.codegen.names import RESERVED, camel, class_name, prose
 from lpcompile.passes.codegen.torch_layers import MISSING
 from lpcompile.passes.codegen.tree import ModulePath, Part
@@ -65,7 +65,7 @@ class Classes:
             methods = {}
             for part in [p for p in todo if height[p.path] == level]:
                 methods[part.path] = self.units.methods(part)
-                key = (part.original, tuple(methods[part.path].items()), make(part, self.instances))
+                key = (part.original, tuple(methods[part.path].items()), structure(part, self.instances))
                 groups.setdefault(key, []).append(part)
             groups = _apart(groups, self.instances)
             often = sorted(groups.values(), key=lambda parts: (parts[0].cut, -len(parts)))

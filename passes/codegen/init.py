@@ -1,4 +1,4 @@
-"""The constructor of a class: its layers and containers, under their own names."""
+"""The `__init__` of a class: its layers, containers and tensors under their own names."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Slot = tuple[ModulePath, str]  # a layer below a class, and one of its arguments
 
 @dataclass(frozen=True)
 class Instance:
-    """How instances of a unit's class are made: its name and the arguments of this instance."""
+    """How one unit is instantiated: the name of its class and the arguments."""
 
     name: str
     arguments: dict[str, Any]
@@ -28,7 +28,7 @@ class Instance:
 
 
 def slots(part: Part, made: dict[ModulePath, Instance]) -> dict[Slot, Any]:
-    """Every value in the constructor of a unit that could differ in another unit of the same make."""
+    """Every value in the constructor of a unit that may differ between units of one class."""
     found: dict[Slot, Any] = {}
     for below, relative in inside(part):
         if below.leaf is not None:
@@ -40,8 +40,8 @@ def slots(part: Part, made: dict[ModulePath, Instance]) -> dict[Slot, Any]:
     return found
 
 
-def make(part: Part, made: dict[ModulePath, Instance]) -> tuple[Any, ...]:
-    """What units must share to be one class: everything in the constructor but the values in the slots."""
+def structure(part: Part, made: dict[ModulePath, Instance]) -> tuple[Any, ...]:
+    """The structure of a unit's constructor: everything but the values in the slots. Equal for units of one class."""
     found: list[Any] = []
     for below, relative in inside(part):
         entry: Any = below.kind
@@ -56,7 +56,7 @@ def make(part: Part, made: dict[ModulePath, Instance]) -> tuple[Any, ...]:
 
 
 def inside(part: Part) -> list[tuple[Part, ModulePath]]:
-    """The unit itself and the parts that its constructor makes: down to layers and other units."""
+    """The unit and the parts that its constructor makes, down to layers and other units."""
     found: list[tuple[Part, ModulePath]] = [(part, ())]
     for name, child in part.children.items():
         if child.leaf is not None or (child.unit and child.kind != "sequential"):
@@ -67,7 +67,7 @@ def inside(part: Part) -> list[tuple[Part, ModulePath]]:
 
 
 def own_tensors(part: Part) -> list[tuple[str, torch.Tensor]]:
-    """Parameters and buffers that a container holds itself."""
+    """Parameters and buffers of a container itself, not of its children."""
     if part.leaf is not None:
         return []
     entries = [*part.module._parameters.items(), *part.module._buffers.items()]
@@ -75,7 +75,7 @@ def own_tensors(part: Part) -> list[tuple[str, torch.Tensor]]:
 
 
 def is_expression(part: Part) -> bool:
-    """Whether a part can be made by one expression: a layer, a unit, or a container of such."""
+    """Whether one expression constructs a part: a layer, a unit, or a container of those."""
     if part.leaf is not None or part.unit:
         return True
     made_at_once = part.kind in ("list", "dict") and bool(part.children) and not own_tensors(part)
@@ -134,7 +134,7 @@ class Constructor:
                 self.lines.append(f"{expr}._non_persistent_buffers_set.add({quote(name)})")
 
     def _expression(self, part: Part, relative: ModulePath) -> str | None:
-        """The part as one expression, or None where it takes statements."""
+        """The part as one expression, or None if it takes statements."""
         if part.leaf is not None:
             arguments = {k: self.text((relative, k), v) for k, v in self._arguments(part, relative).items()}
             return part.leaf.text(self.names, arguments)
@@ -146,7 +146,7 @@ class Constructor:
         return container(part.kind, children, self.names)
 
     def _arguments(self, part: Part, relative: ModulePath) -> dict[str, Any]:
-        """The layer's own arguments, and those that other instances of this class set."""
+        """The layer's own arguments, and those that only other instances of this class set."""
         assert part.leaf is not None
         return {
             **part.leaf.arguments,
@@ -154,6 +154,7 @@ class Constructor:
         }
 
     def extra(self, relative: ModulePath) -> dict[str, Any]:
+        """Arguments of a layer that other instances of the class set; a class of one unit has none."""
         return {}
 
     def _instance(self, part: Part, relative: ModulePath) -> str:
@@ -169,7 +170,7 @@ class Constructor:
 
 
 def container(kind: str, children: dict[str, str], names: Names) -> str:
-    """`nn.Sequential(...)`, `nn.ModuleList([...])` or `nn.ModuleDict({...})`, with repeated children as one."""
+    """`nn.Sequential(...)`, `nn.ModuleList([...])` or `nn.ModuleDict({...})`, runs of equal children as comprehensions."""
     names.use("nn")
     keys, texts = list(children), list(children.values())
     counted = keys == [str(i) for i in range(len(keys))]
@@ -215,6 +216,6 @@ def _runs(texts: list[str]) -> list[tuple[str, int]]:
 
 
 def default_of(part: Part, relative: ModulePath, argument: str) -> Any:
-    """What a layer below `part` takes for an argument that is not given."""
+    """The default of a constructor argument of a layer below `part`."""
     below = part.at(relative)
     return constructor_default(below.leaf.kind, argument) if below is not None and below.leaf is not None else None

@@ -1,4 +1,4 @@
-"""What a unit's method has to do: its own steps and the calls of the units inside it, in order."""
+"""The items of a unit's method, in order: its own steps and the calls of the units inside it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Item:
 
 @dataclass(frozen=True)
 class Contents:
-    """The units of a stage in one mode, and what lies in each."""
+    """The units of a stage in one mode, and the items of each."""
 
     view: View
     units: dict[ModulePath, Part]
@@ -62,7 +62,7 @@ class Contents:
         return None
 
     def sizes(self, path: ModulePath, items: list[Item]) -> list[fx.Node]:
-        """The batch sizes and devices that the items need, for themselves or to hand on."""
+        """Batch sizes and devices that the items need, themselves or as arguments of inner units."""
         used = [] if path else [n for n in self.view.results if "symbol" in n.meta]
         for item in items:
             if item.node is not None:
@@ -72,7 +72,7 @@ class Contents:
         return list(dict.fromkeys(base for node in used for base in _bases(node)))
 
     def handed(self, path: ModulePath) -> list[fx.Node]:
-        """Sizes that a unit cannot read off its own inputs, and so takes as arguments."""
+        """Batch sizes and devices that a unit takes as arguments, because its inputs do not tell them."""
         if not path:
             return []
         if path not in self.view.handed:
@@ -105,7 +105,7 @@ def _bases(node: fx.Node) -> list[fx.Node]:
 
 
 def parts_of(node: fx.Node) -> int | None:
-    """How many tensors `split`, `chunk` or `unbind` gives."""
+    """Number of tensors that `split`, `chunk` or `unbind` returns, if it is known."""
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
     if name not in ("split", "chunk", "unbind") or not node.args or not isinstance(node.args[0], fx.Node):
         return None

@@ -1,9 +1,4 @@
-"""The modules of a stage as a tree of parts, and which of them become classes of their own.
-
-A container whose steps lie side by side in the graph is a unit: its steps are one method, with the values from
-outside as arguments. A container that is a plain chain of its children is an `nn.Sequential`. Steps of any other
-container are written where they are, in the unit around it.
-"""
+"""The modules of a stage as a tree of parts, and the steps of its graph by the container that made them."""
 
 from __future__ import annotations
 
@@ -29,8 +24,8 @@ class Part:
     cut: bool = False  # whether a part of the user's module lies in another stage
     leaf: Leaf | None = None
     children: dict[str, Part] = field(default_factory=dict)
-    unit: bool = False
-    kind: str = "plain"  # or "sequential", "list", "dict": how a container is made and its children are reached
+    unit: bool = False  # whether it is one of `units.Units`
+    kind: str = "plain"  # or "sequential", "list", "dict": the kind of container that is written
 
     @property
     def is_counted(self) -> bool:
@@ -105,7 +100,7 @@ def access(root: Part, path: ModulePath) -> str:
 
 
 class View:
-    """One graph of a stage: its steps in order, and the interval of steps that each unit spans."""
+    """One graph of a stage: its steps in order, and the interval of steps of each container."""
 
     def __init__(self, graph: fx.Graph, root: Part) -> None:
         self.root = root
@@ -120,7 +115,7 @@ class View:
         self.spans: dict[ModulePath, tuple[int, int]] = self._spans()
         self.spans[()] = (0, len(self.steps))
         self._interfaces: dict[ModulePath, tuple[list[fx.Node], list[fx.Node]]] = {}
-        self.handed: dict[ModulePath, list[fx.Node]] = {}  # sizes that a unit must be given
+        self.handed: dict[ModulePath, list[fx.Node]] = {}  # sizes that a unit takes as arguments (cache)
 
     def _owner(self, node: fx.Node) -> ModulePath:
         """The innermost container whose forward made this step."""
@@ -156,7 +151,7 @@ class View:
         return spans
 
     def interface(self, path: ModulePath) -> tuple[list[fx.Node], list[fx.Node]]:
-        """Values that the steps of a unit take from outside, and those of theirs that are used outside."""
+        """Values from outside that the steps of a unit use, and values of theirs that are used outside."""
         if path not in self._interfaces:
             self._interfaces[path] = self._interface(path)
         return self._interfaces[path]
@@ -181,7 +176,7 @@ class View:
 
 
 def is_stream(node: fx.Node) -> bool:
-    """Whether a value is an activation, and not a mask, an index or a parameter."""
+    """Whether a value is an activation, not a mask, an index or a parameter."""
     spec = node.meta.get("spec")
     return spec is not None and bool(spec.is_float) and node.op != "get_attr"
 

@@ -17,7 +17,7 @@ from lpcompile.passes.codegen.tree import is_stream
 from lpcompile.passes.codegen.values import Names
 from lpcompile.passes.graph import calls
 
-# Layers of these names say what they do, not what their result is.
+# Names of layers that describe an operation, not its result.
 _GENERIC = frozenset(
     """conv bn norm ln relu act gelu silu swish drop dropout drop_path linear fc proj pool avgpool maxpool
     layernorm layer_norm layer_scale ls activation stochastic_depth block layer blocks layers dense lin features
@@ -47,7 +47,7 @@ def function_name(node: fx.Node) -> str:
 
 
 def module_hint(path: str) -> str:
-    """A name for what the module at `path` gives."""
+    """A name for the result of the module at `path`."""
     parts = [p for p in path.split(".") if not p.isdigit()]
     name = identifier(parts[-1], "out") if parts else "out"
     stem = re.sub(r"_?\d+$", "", name)
@@ -57,7 +57,7 @@ def module_hint(path: str) -> str:
 
 
 def hint(node: fx.Node) -> str:
-    """A name for the value of a node, from what makes it and where it goes."""
+    """A name for the value of a node, from the operation and its users."""
     if node.op == "placeholder":
         name = str(node.target)
         return "x" if re.fullmatch(r"lam(_\d+)?", name) else name
@@ -80,7 +80,7 @@ def hint(node: fx.Node) -> str:
 
 
 def _fate(node: fx.Node) -> str:
-    """`query`, `key` or `value` for what goes into attention as such."""
+    """`query`, `key` or `value` for a value on its way into attention."""
     for _ in range(8):
         if len(node.users) != 1:
             return ""
@@ -99,7 +99,7 @@ def _fate(node: fx.Node) -> str:
 
 
 def mixes(node: fx.Node) -> bool:
-    """Whether a result deserves a new name although its inputs are done with."""
+    """Whether a result gets a new name even if none of its inputs is used again."""
     return function_name(node) in _MIXERS
 
 
