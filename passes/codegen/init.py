@@ -170,7 +170,7 @@ class Constructor:
 
 
 def container(kind: str, children: dict[str, str], names: Names) -> str:
-    """`nn.Sequential(...)`, `nn.ModuleList([...])` or `nn.ModuleDict({...})`, runs of equal children as comprehensions."""
+    """`nn.Sequential(...)`, `nn.ModuleList([...])` or `nn.ModuleDict({...})`; runs of equal children are looped."""
     names.use("nn")
     keys, texts = list(children), list(children.values())
     counted = keys == [str(i) for i in range(len(keys))]
