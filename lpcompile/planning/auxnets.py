@@ -16,8 +16,8 @@ from lpcompile.core.cost import Profile
 from lpcompile.core.memory_format import laid_out_as
 from lpcompile.errors import UsageError
 from lpcompile.passes.auxnet.derive import AuxNet, aux_io, derive
+from lpcompile.passes.auxnet.layers import INITS, take_weights
 from lpcompile.passes.auxnet.measure import REPEATS, Effort, Share, boundary_inputs, calibrate, measure_share
-from lpcompile.passes.auxnet.modules import INITS, take_weights
 from lpcompile.passes.auxnet.recursive import compose, record
 from lpcompile.passes.auxnet.user import given_module, wrap
 from lpcompile.passes.auxnet.zeroing import set_to_zero

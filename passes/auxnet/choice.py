@@ -9,7 +9,7 @@ from torch import fx
 
 from lpcompile.passes.auxnet import low_rank
 from lpcompile.passes.auxnet.channels import ChannelSet, channel_sets
-from lpcompile.passes.auxnet.graph import boundary_values, needed, rewrite, shortcuts, writers
+from lpcompile.passes.auxnet.drop_blocks import boundary_values, needed, rewrite, shortcuts, writers
 from lpcompile.passes.auxnet.zeroing import zeroing
 from lpcompile.passes.graph.module import submodule
 from lpcompile.passes.graph.residual import Residual, residuals

@@ -24,8 +24,8 @@ from lpcompile.passes.auxnet.adapter import Adapter, possible
 from lpcompile.passes.auxnet.channels import thin
 from lpcompile.passes.auxnet.check import FakeRun, Mismatch, fake_run
 from lpcompile.passes.auxnet.choice import Choice, choose
-from lpcompile.passes.auxnet.graph import boundary_values, rewrite
-from lpcompile.passes.auxnet.modules import INITS, layers, refresh
+from lpcompile.passes.auxnet.drop_blocks import boundary_values, rewrite
+from lpcompile.passes.auxnet.layers import INITS, layers, refresh
 from lpcompile.passes.graph.module import TwoModeModule
 from lpcompile.passes.split.split import Stage, StageIO, stage_io
 

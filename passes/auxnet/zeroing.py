@@ -15,7 +15,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
 
 from lpcompile.errors import UsageError
-from lpcompile.passes.auxnet.modules import detached_copy
+from lpcompile.passes.auxnet.layers import detached_copy
 from lpcompile.passes.graph.module import submodule
 from lpcompile.passes.graph.residual import Residual
 
