@@ -20,7 +20,7 @@ from lpcompile.passes.graph.batch import batch_size, resized
 from lpcompile.passes.graph.liveness import liveness
 from lpcompile.passes.partition.options import HEAD_METHODS, PLAIN_METHODS
 from lpcompile.passes.partition.partition import Partition, auto_stages, evaluate, partition
-from lpcompile.passes.profile.split_backward_cost import Shares, split_shares
+from lpcompile.passes.profile.split_backward_cost import BackwardShares, split_shares
 from lpcompile.passes.split.cuts import Cut, state_uses
 from lpcompile.passes.split.split import Stage, split, stage_io
 from lpcompile.passes.split.units import Unit
@@ -43,7 +43,7 @@ class Layout:
     stages: tuple[Stage, ...]
     made: tuple[Made, ...]
     violations: tuple[float, ...] = ()
-    splits: tuple[Shares, ...] = ()  # of each stage's backward, where a method runs it in two parts
+    splits: tuple[BackwardShares, ...] = ()  # of each stage's backward, where a method runs it in two parts
 
 
 def follow_plan(captured: Captured, found: list[Unit], costs: Profile, plan: Plan, options: Options) -> Layout:

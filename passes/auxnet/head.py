@@ -1,11 +1,11 @@
-"""Heads: for each stage but the last a small network from its output to the model's, so that it has a loss of its own.
+"""Heads: for each stage but the last a small network from its output to the model's, which gives it a local loss.
 
 >>> head = derive_head(captured, boundary, stage, budget=0.1, init="fresh", seed=0)
->>> loss_fn(head(X), target)             # the user's loss, as it is
+>>> loss_fn(head(X), target)             # the user's own loss
 
-A head is derived as an AuxNet is, from all that follows the stage taken as one: residual blocks go until the rest costs
-no more than `budget` of the stage, channels are thinned where that is not enough, and what the model ends with (norm,
-pooling, classifier) stays. Where no block can go and nothing can be thinned, an adapter leads to that end.
+A head is derived like an AuxNet, from the rest of the model as one stage: residual blocks are dropped until it costs at
+most `budget` times the stage, channels are thinned if that is not enough, and the model's last layers (norm, pooling,
+classifier) stay. If nothing can be dropped or thinned, an adapter leads to these layers.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from lpcompile.passes.split.split import Place, Stage, StageIO, split, stage_io
 
 
 def derive_head(captured: Captured, place: Place, stage: Stage, *, budget: float, init: str, seed: int) -> AuxNet:
-    """The head of `stage`, which ends at `place`; its shares in the record are of the stage's FLOPs."""
+    """The head of `stage`, which ends at `place`; the shares in its record are of the stage's FLOPs."""
     rest, outputs = tail(captured, place)
     own, all_of_it = _flops(stage), _flops(rest)
     head = derive(
@@ -54,10 +54,10 @@ def derive_head(captured: Captured, place: Place, stage: Stage, *, budget: float
 
 
 def tail(captured: Captured, place: Place) -> tuple[Stage, tuple[int, ...]]:
-    """All that follows a cut as one stage that gives the model's outputs as if they were a boundary; and which.
+    """The rest of the model after a cut, as a stage whose boundary is the model's outputs, and their indices.
 
-    Outputs that are made on the way (caches of attention, hidden states, side classifiers) are left out: they would
-    keep every block alive.
+    Intermediate outputs (attention caches, hidden states, side classifiers) are left out: they would keep every block
+    alive.
     """
     rest = split(captured, [place])[1]
     io, graph = stage_io(rest, True), rest._lp_graphs[True]
@@ -80,7 +80,7 @@ def tail(captured: Captured, place: Place) -> tuple[Stage, tuple[int, ...]]:
 
 
 def _depths(rest: Stage, values: list[fx.Node]) -> list[int | None]:
-    """How many residual blocks each value is made of; None for what does not depend on the boundary."""
+    """Number of residual blocks that each value depends on; None if it does not depend on the boundary."""
     graph = rest._lp_graphs[True]
     lams = [n for n in graph.nodes if n.op == "placeholder"][: len(stage_io(rest, True).lams)]
     blocks = {b.node for b in residuals(graph, rest)}

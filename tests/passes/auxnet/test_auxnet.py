@@ -421,7 +421,7 @@ def test_a_measured_plan_has_what_bfloat16_auxnets_take_here(monkeypatch: pytest
 
     def measured(stage: Any, net: Any, stage_inputs: Any, aux_inputs: Any, repeats: Any, known: Any, dtype: str) -> Any:
         asked.append(dtype)
-        return aux.Share(*((0.04,) * 3 if dtype else (0.1,) * 3))
+        return aux.MeasuredShare(*((0.04,) * 3 if dtype else (0.1,) * 3))
 
     monkeypatch.setattr(aux, "measure_share", measured)
     torch.manual_seed(0)

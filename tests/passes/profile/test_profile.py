@@ -9,7 +9,7 @@ from torch import nn
 import lpcompile
 from lpcompile import models
 from lpcompile.errors import PlanError, UsageError
-from lpcompile.passes.auxnet.measure import FEWEST, REPEATS, effort_for
+from lpcompile.passes.auxnet.measure import MIN_REPEATS, REPEATS, effort_for
 from lpcompile.passes.profile import measure, samples
 from lpcompile.passes.profile.profile import profile
 from lpcompile.passes.split.cuts import cuts
@@ -75,7 +75,7 @@ def test_steps_that_take_seconds_are_measured_with_fewer_samples_and_scaled(tmp_
     monkeypatch.setenv("LPCOMPILE_CACHE", str(tmp_path))
     captured, found, tensors = prepared(models.resnet20(), torch.randn(8, 3, 32, 32))
     whole = profile(captured, found, tensors, cache=False, threads=1)
-    for name in ("SLOW", "TELLING"):
+    for name in ("SLOW_STEP", "TELLING_STEP"):
         monkeypatch.setattr(samples, name, 1e-3)
     fewer = profile(captured, found, tensors, cache=False, threads=1)
     assert "measured with 2 of 8 samples" in fewer.notes[0] and "samples" not in whole.notes[0]
@@ -95,24 +95,24 @@ def fake_steps(fixed, each):
 
 def test_no_step_of_all_samples_is_run_to_learn_that_it_takes_long():
     captured, _, tensors = prepared(models.resnet20(), torch.randn(32, 3, 32, 32))
-    seen, step = fake_steps(0, samples.SLOW / 2)
+    seen, step = fake_steps(0, samples.SLOW_STEP / 2)
     found = samples.affordable(captured, tensors, step)
     assert seen == [2] and len(found.tensors[0]) == 2  # BatchNorm needs two
-    assert found.step == pytest.approx(samples.SLOW)
-    seen, step = fake_steps(0, samples.SLOW / 16)
+    assert found.step == pytest.approx(samples.SLOW_STEP)
+    seen, step = fake_steps(0, samples.SLOW_STEP / 16)
     found = samples.affordable(captured, tensors, step)
-    assert max(seen) < 32 and len(found.tensors[0]) == 5  # a third of SLOW
+    assert max(seen) < 32 and len(found.tensors[0]) == 5  # a third of SLOW_STEP
 
 
 def test_overhead_is_not_taken_for_work():
     captured, _, tensors = prepared(models.resnet20(), torch.randn(32, 3, 32, 32))
-    seen, step = fake_steps(samples.SLOW / 20, samples.SLOW / 50)  # 16 times the first step would be too slow
+    seen, step = fake_steps(samples.SLOW_STEP / 20, samples.SLOW_STEP / 50)  # 16 times the first step would be too slow
     found = samples.affordable(captured, tensors, step)
     assert found.tensors is tensors and seen == [2, 2, 8]
 
 
 def test_one_sample_is_enough_without_batch_norm_and_all_are_run_where_the_batch_is_fixed():
-    slow = fake_steps(0, samples.SLOW)[1]
+    slow = fake_steps(0, samples.SLOW_STEP)[1]
     captured, _, tensors = prepared(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)), torch.randn(4, 8))
     assert len(samples.affordable(captured, tensors, slow).tensors[0]) == 1
     fixed = lpcompile.capture(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8), Fixed()), torch.randn(4, 8))
@@ -126,15 +126,20 @@ class Fixed(nn.Module):
 
 
 def test_long_steps_are_few_and_short_ones_many():
-    assert measure.limits(samples.Affordable([], 10.0)).least == measure.LEAST
-    for ms in (1000.0, samples.SLOW, 2 * samples.SLOW, 10 * samples.SLOW):
+    assert measure.limits(samples.Affordable([], 10.0)).min_steps == measure.MIN_STEPS
+    for ms in (1000.0, samples.SLOW_STEP, 2 * samples.SLOW_STEP, 10 * samples.SLOW_STEP):
         found = measure.limits(samples.Affordable([], ms, fewer=True))
-        assert 2 <= found.least <= 3 and found.seconds <= 4 and not found.warmup and found.wholes < found.least
+        assert (
+            2 <= found.min_steps <= 3
+            and found.seconds <= 4
+            and not found.warmup
+            and found.max_whole_steps < found.min_steps
+        )
         assert measure.limits(samples.Affordable([], ms, fewer=True, warm=False)).warmup == 1
     whole = measure.limits(samples.Affordable([], 1000.0, warm=False))  # such steps need no scaling: keep them exact
-    assert whole.wholes == measure.MOST and whole.warmup and whole.seconds == measure.SECONDS
+    assert whole.max_whole_steps == measure.MAX_STEPS and whole.warmup and whole.seconds == measure.MEASURING_SECONDS
     repeats = [effort_for(ms).repeats for ms in (0.0, 10.0, 400.0, 1000.0, 1e6)]
-    assert repeats == sorted(repeats, reverse=True) and (repeats[0], repeats[-1]) == (REPEATS, FEWEST)
+    assert repeats == sorted(repeats, reverse=True) and (repeats[0], repeats[-1]) == (REPEATS, MIN_REPEATS)
 
 
 def test_progress_shows_every_phase_in_order_and_ends(tmp_path, monkeypatch):
