@@ -26,6 +26,7 @@ from lpcompile.passes.auxnet.check import Mismatch, checked_flops
 from lpcompile.passes.auxnet.choice import Choice, choose
 from lpcompile.passes.auxnet.drop_blocks import boundary_values, rewrite
 from lpcompile.passes.auxnet.layers import INITS, aux_layers, refresh
+from lpcompile.passes.graph.dataflow import dataflow
 from lpcompile.passes.graph.module import TwoModeModule
 from lpcompile.passes.split.split import Stage, StageIO, stage_io
 
@@ -159,34 +160,37 @@ def _adapted(stage: Stage, graph: fx.Graph, budget: float, seed: int, init: str,
 
 
 def _last_layers(stage: Stage, graph: fx.Graph, costs: Mapping[str, float], budget: float) -> fx.Node | None:
-    """The first value through which all that the boundary gives must pass and after which half the budget is enough."""
-    count = len(stage_io(stage, True).lams)
-    nodes: list[fx.Node] = [n for n in graph.nodes if n.op != "output"]
+    """The first value on all paths from the boundary to the outputs after which half the budget is enough."""
+    import networkx
+
+    *nodes, output = graph.nodes
+    follower = networkx.immediate_dominators(dataflow(graph).reverse(copy=False), output)
+    paths = [_followers(lam, follower) for lam in nodes[: len(stage_io(stage, True).lams)] if lam in follower]
+    bottlenecks = set[fx.Node]().union(*paths[:1]).intersection(*paths)
     left, room = sum(costs.values()), budget * sum(costs.values()) / 2
-    at = {n: i for i, n in enumerate(nodes)}
-    last = {n: max((at.get(u, len(nodes)) for u in n.users), default=-1) for n in nodes}
-    made: set[fx.Node] = set(nodes[:count])
-    for i, node in enumerate(nodes):
+    for node in nodes:
         left -= costs.get(node.name, 0.0)
-        if made.intersection(node.all_input_nodes):
-            made.add(node)
-        alive = [n for n in made if at[n] <= i < last[n]]
-        if alive == [node] and node not in nodes[:count] and left <= room and _batched_float(node):
+        if node in bottlenecks and left <= room and _batched_float(node):
             return node
     return None
+
+
+def _followers(node: fx.Node, follower: Mapping[fx.Node, fx.Node]) -> list[fx.Node]:
+    """All nodes that every path from `node` passes, given the first of them for each node."""
+    found: list[fx.Node] = []
+    while node in follower and follower[node] is not node:  # the output has none, or itself in older networkx
+        node = follower[node]
+        found.append(node)
+    return found
 
 
 def _source(value: fx.Node) -> fx.Node | None:
     """The tensor that an adapter starts from: the largest float input that `value` depends on, or, if all inputs are
     ids, the first float computed from them (an embedding)."""
-    found: dict[fx.Node, None] = {}
-    pending = [value]
-    while pending:
-        node = pending.pop()
-        if node not in found:
-            found[node] = None
-            pending += node.all_input_nodes
-    floats = sorted(n for n in found if n is not value and n.op != "get_attr" and _batched_float(n))
+    import networkx
+
+    ancestors = networkx.ancestors(dataflow(value.graph), value)
+    floats = sorted(n for n in ancestors if n.op != "get_attr" and _batched_float(n))
     inputs = [n for n in floats if n.op == "placeholder"]
     return max(inputs, key=lambda n: n.meta["spec"].nbytes) if inputs else next(iter(floats), None)
 

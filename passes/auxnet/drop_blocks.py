@@ -76,6 +76,8 @@ def needed(
     sources: Callable[[fx.Node], Iterable[fx.Node]] = lambda node: node.all_input_nodes,
 ) -> set[fx.Node]:
     """The nodes that still run: those that the values depend on, by data flow or by writes into their storage."""
+    # By hand: it runs for every choice of blocks, each a graph of its own, which networkx takes four times as long to
+    # build and search (0.66 against 0.16 ms on the tails of DenseNet-121).
     found: set[fx.Node] = set()
     pending = [follow(v, instead) for v in values]
     while pending:

@@ -18,6 +18,7 @@ from lpcompile.errors import PlanError
 from lpcompile.passes.auxnet.derive import AuxNet, aux_io, derive, flops_of
 from lpcompile.passes.auxnet.drop_blocks import boundary_values
 from lpcompile.passes.capture.capture import Captured
+from lpcompile.passes.graph.dataflow import dataflow
 from lpcompile.passes.graph.residual import residuals
 from lpcompile.passes.split.split import Place, Stage, StageIO, split, stage_io
 
@@ -81,15 +82,14 @@ def tail(captured: Captured, place: Place) -> tuple[Stage, tuple[int, ...]]:
 
 def _depths(rest: Stage, values: list[fx.Node]) -> list[int | None]:
     """Number of residual blocks that each value depends on; None if it does not depend on the boundary."""
+    import networkx
+
     graph = rest._lp_graphs[True]
+    flow = dataflow(graph)
     lams = [n for n in graph.nodes if n.op == "placeholder"][: len(stage_io(rest, True).lams)]
     blocks = {b.node for b in residuals(graph, rest)}
-    below: dict[fx.Node, frozenset[fx.Node]] = {}  # the blocks and lams that a node is made of
-    for node in graph.nodes:
-        sources = [below[n] for n in node.all_input_nodes]
-        own = {node} if node in blocks or node in lams else set()
-        below[node] = frozenset(own).union(*sources)
-    return [len(below[v] & blocks) if below[v] else None for v in values]
+    closures = [networkx.ancestors(flow, value) | {value} for value in values]
+    return [None if closure.isdisjoint(blocks.union(lams)) else len(closure & blocks) for closure in closures]
 
 
 def _flops(stage: Stage) -> tuple[float, float]:

@@ -22,6 +22,7 @@ from lpcompile.core.stage_io import StageIO as StageIO
 from lpcompile.passes.capture.capture import Captured
 from lpcompile.passes.graph.batch import symbol
 from lpcompile.passes.graph.calls import batch_of, device_of
+from lpcompile.passes.graph.dataflow import dataflow
 from lpcompile.passes.graph.liveness import liveness
 from lpcompile.passes.graph.module import TwoModeModule, install
 
@@ -156,10 +157,9 @@ class _Part:
         used = {s for n in (*self.steps, *again) for s in n.all_input_nodes}
         used |= {self.live.outputs[i] for i in self.outputs}
         symbols = [s for s in used if "symbol" in s.meta]
-        if symbols and not self._batch_source() and any(s.meta["symbol"] != "device" for s in symbols):
-            used |= {s for n in symbols for s in _origin(n)}
-        if symbols and not self.lams:
-            used |= {s for n in symbols for s in _origin(n)}
+        sizes = [s for s in symbols if s.meta["symbol"] != "device"]
+        if (symbols and not self.lams) or (sizes and not self._batch_source()):
+            used |= _origins(symbols)
         return [n for n in self.splitter.inputs if n in used]
 
     def _batch_source(self) -> tuple[fx.Node, int, int] | None:
@@ -214,11 +214,13 @@ class _Part:
         return made
 
 
-def _origin(node: fx.Node) -> list[fx.Node]:
-    """The placeholders that a symbol is computed from."""
-    if node.op == "placeholder":
-        return [node]
-    return [p for source in node.all_input_nodes for p in _origin(source)]
+def _origins(symbols: list[fx.Node]) -> set[fx.Node]:
+    """The placeholders that symbols are computed from."""
+    import networkx
+
+    flow = dataflow(symbols[0].graph)
+    ancestors = set[fx.Node](symbols).union(*(networkx.ancestors(flow, s) for s in symbols))
+    return {n for n in ancestors if n.op == "placeholder"}
 
 
 def _resolve(captured: Captured, target: str) -> Any:
