@@ -163,8 +163,8 @@ def _last_layers(stage: Stage, graph: fx.Graph, costs: Mapping[str, float], budg
     """The first value on all paths from the boundary to the outputs after which half the budget is enough."""
     import networkx
 
-    *nodes, output = graph.nodes
-    follower = networkx.immediate_dominators(dataflow(graph).reverse(copy=False), output)
+    nodes: list[fx.Node] = list(graph.nodes)  # the last is the output
+    follower = networkx.immediate_dominators(dataflow(graph).reverse(copy=False), nodes[-1])
     paths = [_followers(lam, follower) for lam in nodes[: len(stage_io(stage, True).lams)] if lam in follower]
     bottlenecks = set[fx.Node]().union(*paths[:1]).intersection(*paths)
     left, room = sum(costs.values()), budget * sum(costs.values()) / 2
