@@ -7,9 +7,10 @@ import torch
 from torch import nn
 
 import lpcompile
-from lpcompile.passes.auxnet.derive import AuxNet, derive
+from lpcompile.passes.auxnet.derive import AuxNet, _last_layers, _source, derive, flops_of
 from lpcompile.program import Program
 from tests.passes.auxnet.families import FAMILIES, boundaries, compiled
+from tests.passes.auxnet.small import stages
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -85,3 +86,47 @@ def test_every_tensor_of_a_wide_boundary_gets_its_output() -> None:
     pairs = boundaries(program, [x])
     assert [len(lams) for lams, _ in pairs] == [2, 2]
     assert all(torch.equal(a, b) for lams, xs in pairs for a, b in zip(lams, xs, strict=True))
+
+
+class Forks(nn.Module):
+    """Two branches that meet before the last two layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.left, self.right, self.middle, self.end = (nn.Linear(8, 8) for _ in range(5))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.tanh(self.stem(x))
+        x = self.middle(self.left(x) + self.right(x))
+        out: torch.Tensor = self.end(torch.tanh(x))
+        return out
+
+
+@pytest.mark.parametrize(("budget", "name"), [(0.0, "end"), (0.6, "middle"), (1.2, "add"), (4.0, "tanh")])
+def test_the_last_layers_begin_at_a_value_that_all_paths_pass(budget: float, name: str) -> None:
+    """`left` and `right` are cheap enough for some of these budgets, but neither is on all paths."""
+    stage = stages(Forks(), torch.randn(2, 8), "stem")[1]
+    graph = stage._lp_graphs[True]
+    costs = {n.name: sum(flops_of(n)) for n in graph.nodes}
+    found = _last_layers(stage, graph, costs, budget)
+    assert found is not None and found.name == name
+
+
+def test_an_adapter_starts_from_the_largest_float_input_or_the_embedding() -> None:
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.a, self.b = nn.Embedding(9, 4), nn.Linear(4, 4), nn.Linear(6, 4)
+
+        def forward(self, ids: torch.Tensor, small: torch.Tensor, large: torch.Tensor) -> torch.Tensor:
+            out: torch.Tensor = self.a(self.embed(ids) + small) + self.b(large)
+            return out
+
+    inputs = (torch.randint(0, 9, (2, 5)), torch.randn(2, 5, 4), torch.randn(2, 5, 6))
+    nodes = {n.name: n for n in lpcompile.capture(Two(), inputs)._lp_graphs[True].nodes}
+    found = {name: _source(nodes[name]) for name in ("add_1", "a", "embed")}
+    assert {k: v and v.name for k, v in found.items()} == {"add_1": "large", "a": "small", "embed": None}
+    only_ids = lpcompile.capture(nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 4)), inputs[0])._lp_graphs[True]
+    (last,) = [n for n in only_ids.nodes if n.target == "1"]
+    start = _source(last)
+    assert start is not None and start.target == "0"

@@ -115,5 +115,6 @@ def test_a_write_in_place_makes_a_new_tensor_unless_the_old_one_is_read_again(ag
     write = next(n for n in graph.nodes if n.target == "mul_")
     assert is_convertible(write, graph) is not again and bool(writers(graph)) is again
     copied = rewrite(graph, model, boundary_values(graph, 1), ())
-    assert [n.target for n in copied.nodes if n.op == "call_method"] == ["mul_" if again else "mul"]
+    targets = {n.target for n in copied.nodes if n.op == "call_method"}
+    assert targets & {"mul", "mul_"} == {"mul_" if again else "mul"}
     assert torch.equal(fx.GraphModule(model, copied)(x), model(x))
