@@ -19,6 +19,7 @@ from lpcompile.passes.auxnet.derive import AuxNet, aux_io, derive, flops_of
 from lpcompile.passes.auxnet.drop_blocks import boundary_values
 from lpcompile.passes.capture.capture import Captured
 from lpcompile.passes.graph.dataflow import dataflow
+from lpcompile.passes.graph.module import TwoModeModule
 from lpcompile.passes.graph.residual import residuals
 from lpcompile.passes.split.split import Place, Stage, StageIO, split, stage_io
 
@@ -43,8 +44,7 @@ def derive_head(captured: Captured, place: Place, stage: Stage, *, budget: float
             f"your own, or use a method without heads"
         )
     io = aux_io(head)
-    io = StageIO(io.lams, io.inputs, (), outputs)
-    head.__dict__["_lp_io"] = head._lp_notes["_lp_io"] = {True: io, False: io}
+    _set_io(head, StageIO(io.lams, io.inputs, (), outputs))
     known = head.record
     forward, backward = (
         share * theirs / (mine or 1.0)
@@ -75,9 +75,12 @@ def tail(captured: Captured, place: Place) -> tuple[Stage, tuple[int, ...]]:
     results = tuple(values[i] for i in kept)
     end.args = (results[0] if len(results) == 1 else results,)
     specs = tuple(v.meta["spec"] for v in results)
-    seen = StageIO(io.lams, io.inputs, specs, ())
-    rest.__dict__["_lp_io"] = rest._lp_notes["_lp_io"] = {True: seen, False: seen}
+    _set_io(rest, StageIO(io.lams, io.inputs, specs, ()))
     return rest, tuple(io.outputs[i] for i in kept)
+
+
+def _set_io(module: TwoModeModule, io: StageIO) -> None:
+    module.__dict__["_lp_io"] = module._lp_notes["_lp_io"] = {True: io, False: io}  # notes are copied with the module
 
 
 def _depths(rest: Stage, values: list[fx.Node]) -> list[int | None]:

@@ -11,6 +11,7 @@ from torch import fx, nn
 from torch.nn.modules.dropout import _DropoutNd
 
 from lpcompile.passes.graph.module import submodule
+from lpcompile.passes.split.split import registered
 
 INITS = ("fresh", "copy", "consistent")
 
@@ -31,7 +32,10 @@ def aux_layers(
         if node.op == "call_module" and target not in found:
             found[target] = _without_dropout(detached_copy(submodule(stage, target), memo))
         elif node.op == "get_attr" and target not in found:
-            found[target] = copy.deepcopy(_attribute(stage, target), memo)
+            value = registered(stage, target)
+            if value is None:
+                raise AttributeError(target)
+            found[target] = copy.deepcopy(value, memo)
     if not tied:
         for value in found.values():
             for parameter in parameters_of(value):
@@ -54,16 +58,6 @@ def parameters_of(value: Any) -> Iterable[nn.Parameter]:
     if isinstance(value, nn.Module):
         return value.parameters()
     return [value] if isinstance(value, nn.Parameter) else []
-
-
-def _attribute(stage: nn.Module, target: str) -> Any:
-    value: Any = stage
-    for part in target.split("."):
-        registries = (value._modules, value._parameters, value._buffers) if isinstance(value, nn.Module) else ()
-        value = next((r[part] for r in registries if part in r), None) if registries else None
-        if value is None:
-            raise AttributeError(target)
-    return value
 
 
 def _without_dropout(layer: nn.Module) -> nn.Module:

@@ -9,7 +9,7 @@ from torch import fx, nn
 
 from lpcompile.passes.auxnet.derive import AuxNet, AuxRecord, aux_io
 from lpcompile.passes.graph.module import submodule
-from lpcompile.passes.split.split import StageIO
+from lpcompile.passes.split.split import StageIO, registered
 
 
 def compose(parts: Sequence[AuxNet]) -> AuxNet:
@@ -74,9 +74,7 @@ def _state(part: AuxNet) -> dict[str, Any]:
         if node.op == "call_module":
             found[str(node.target)] = submodule(part, str(node.target))
         elif node.op == "get_attr":
-            owner, _, name = str(node.target).rpartition(".")
-            module = submodule(part, owner)
-            found[str(node.target)] = module._parameters.get(name, module._buffers.get(name))
+            found[str(node.target)] = registered(part, str(node.target))
     return found
 
 

@@ -224,16 +224,20 @@ def _origins(symbols: list[fx.Node]) -> set[fx.Node]:
 
 
 def _resolve(captured: Captured, target: str) -> Any:
-    value: Any = captured
-    for part in target.split("."):
-        kinds = (value._modules, value._parameters, value._buffers)
-        value = next((d[part] for d in kinds if part in d), None) if isinstance(value, nn.Module) else None
-        if value is None:
-            break
+    value = registered(captured, target)
     if value is None:  # a plain attribute of a leaf module
         value = captured._lp.model
         for part in target.split("."):
             value = getattr(value, part)
+    return value
+
+
+def registered(root: nn.Module, target: str) -> Any:
+    """The module, parameter or buffer at a dotted path, whatever its names; None if there is none."""
+    value: Any = root
+    for part in target.split("."):
+        kinds = (value._modules, value._parameters, value._buffers) if isinstance(value, nn.Module) else ()
+        value = next((entries[part] for entries in kinds if part in entries), None)
     return value
 
 
