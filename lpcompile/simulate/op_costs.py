@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from lpcompile.core.cost import UnitCost
 from lpcompile.core.plan import Plan
 from lpcompile.core.schedule import Instruction
-from lpcompile.passes.profile.split_backward_cost import FIRST, OTHERS
+from lpcompile.passes.profile.split_backward_cost import DEFAULT_SHARES, FIRST_STAGE_SHARES
 from lpcompile.simulate.device_spec import DeviceSpec
 
 # How often an instruction moves its boundary's bytes through memory: reads and writes of the handler's tensors.
@@ -92,7 +92,7 @@ def costs_of(plan: Plan, device: DeviceSpec, micro: int, share: float = 1.0) -> 
     return Costs(
         tuple(forward),
         tuple(backward),
-        tuple(s.parts or (OTHERS if s.index else FIRST) for s in plan.stages),
+        tuple(s.parts or (DEFAULT_SHARES if s.index else FIRST_STAGE_SHARES) for s in plan.stages),
         aux_forward,
         aux_backward,
         sizes,
