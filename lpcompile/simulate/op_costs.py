@@ -23,7 +23,7 @@ FREE = ("recv", "wait", "send", "offer", "draw", "average", "tied", "norm")  # p
 
 
 @dataclass(frozen=True)
-class Costs:
+class InstructionCosts:
     """ms and bytes for one micro-batch; by rank, or by boundary where that is what an instruction names."""
 
     forward: tuple[float, ...]
@@ -68,7 +68,7 @@ class Costs:
         return None
 
 
-def costs_of(plan: Plan, device: DeviceSpec, micro: int, share: float = 1.0) -> Costs:
+def costs_of(plan: Plan, device: DeviceSpec, micro: int, share: float = 1.0) -> InstructionCosts:
     """The costs of a plan on a device, for steps of `share` of the plan's batch in `micro` micro-batches."""
     part = share / micro
     forward, backward = stage_times(plan, device, part)
@@ -89,7 +89,7 @@ def costs_of(plan: Plan, device: DeviceSpec, micro: int, share: float = 1.0) -> 
             parameters[b.aux.rank] += b.aux.parameter_bytes
     ms_per_byte, overhead = 1 / (device.memory_gb_per_s * 1e6), device.overhead_us / 1e3
     step = overhead + STEP_PASSES * sum(s.parameter_bytes for s in plan.stages) * ms_per_byte
-    return Costs(
+    return InstructionCosts(
         tuple(forward),
         tuple(backward),
         tuple(s.parts or (OTHERS if s.index else FIRST) for s in plan.stages),

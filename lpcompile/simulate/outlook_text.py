@@ -8,14 +8,16 @@ from typing import Any
 
 from lpcompile.core.plan import Plan
 from lpcompile.draw.tables import Table, size, table
-from lpcompile.simulate.outlook import Neighbour, Outlook, Row
-from lpcompile.simulate.text import percent, simulation_text
+from lpcompile.simulate.critical_path import CriticalPath
+from lpcompile.simulate.outlook import Neighbour, Outlook, OutlookRow
+from lpcompile.simulate.step_text import bar, percent, simulation_text
 
 VERSION = 1
+MAX_NAMED_PARTS, MIN_NAMED_SHARE = 5, 0.05  # of the critical path, in the sentence about it
 
 
 def outlook_text(plan: Plan, found: Outlook) -> str:
-    lines = [simulation_text(found.simulation)]
+    lines = [simulation_text(found.simulation), path_text(found)]
     if found.neighbours:
         lines += ["", neighbour_table(plan, found)]
     if found.sweep:
@@ -23,6 +25,22 @@ def outlook_text(plan: Plan, found: Outlook) -> str:
     if found.methods:
         lines += ["", row_table(found.methods, "method")]
     return "\n".join([*lines, "", found.advice])
+
+
+def path_text(found: Outlook) -> str:
+    """What the step's length is made of, and what would shorten it: one line."""
+    named, rank = list[str](), -1
+    for part in found.path.parts[:MAX_NAMED_PARTS]:
+        if part.share < MIN_NAMED_SHARE:
+            break
+        named.append(f"{'its ' + part.what if part.rank == rank and part.peer < 0 else part} ({percent(part.share)})")
+        rank = part.rank if part.peer < 0 else -1
+    return f"critical path: {', '.join(named)}; shorter with {found.remedy}"
+
+
+def path_table(path: CriticalPath) -> Table:
+    rows = [[str(part), f"{part.ms:.4g}", percent(part.share), bar(part.share)] for part in path.parts]
+    return table(rows, ["critical path", "ms a step", "share", "load"])
 
 
 def neighbour_table(plan: Plan, found: Outlook) -> Table:
@@ -40,7 +58,7 @@ def neighbour_table(plan: Plan, found: Outlook) -> Table:
     return table(rows, ["boundary", "after", "step if one unit earlier", "step if one unit later"])
 
 
-def row_table(rows: Sequence[Row], first: str) -> Table:
+def row_table(rows: Sequence[OutlookRow], first: str) -> Table:
     """ρ over K, or over methods."""
     cells = [
         [
@@ -79,4 +97,5 @@ def outlook_json(found: Outlook) -> dict[str, Any]:
         "sweep": [asdict(one) for one in found.sweep],
         "methods": [asdict(one) for one in found.methods],
         "advice": found.advice,
+        "critical_path": {**asdict(found.path), "remedy": found.remedy},
     }

@@ -5,18 +5,18 @@ from __future__ import annotations
 import heapq
 from collections import defaultdict, deque
 from collections.abc import Callable
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 from lpcompile.core.schedule import COLLECTIVE, STEPWISE, Schedule
 from lpcompile.errors import ScheduleError
 from lpcompile.simulate.interconnect import Network
-from lpcompile.simulate.op_costs import Costs
+from lpcompile.simulate.op_costs import InstructionCosts
 
-FAR = 100  # times as many steps as the others need: a rank that has nobody to wait for is left alone then
-SHOWN = 4  # steps whose events are kept
+MAX_LEAD = 100  # times as many steps as the others need: a rank that has nobody to wait for is left alone then
+KEPT_STEPS = 4  # steps whose events are kept
 
 
-class Event(NamedTuple):
+class PlayedEvent(NamedTuple):
     """What a rank did from `begin` to `end`, in ms. Kinds: compute, wait, message, average."""
 
     rank: int
@@ -30,11 +30,11 @@ class Event(NamedTuple):
 MICRO_BATCHES = 1 << 40  # a message is known by one number: what it is and whom it is for, times this, plus its slot
 
 
-class _Line(NamedTuple):
+class PlayedLine(NamedTuple):
     """An instruction ready to be played."""
 
     act: str  # compute, send, recv, wait, meet, average, offer, draw
-    play: Callable[[Player, int, _Line, int], bool]
+    play: Callable[[Player, int, PlayedLine, int], bool]
     name: str
     slot: int  # of a collective: which of the step's it is
     once: bool  # a step, whatever micro-batches there are
@@ -47,7 +47,7 @@ class _Line(NamedTuple):
 class Player:
     """Plays the steps of training one after another; `run` may be called again for more of them."""
 
-    def __init__(self, schedule: Schedule, costs: Costs, network: Network) -> None:
+    def __init__(self, schedule: Schedule, costs: InstructionCosts, network: Network) -> None:
         self.M, K = schedule.micro, schedule.K
         self.network, self.unknown = network, set[str]()
         self.keeps = 1 - network.device.overlap  # share of a transfer that both sides are busy with
@@ -58,7 +58,7 @@ class Player:
         self.ends: list[list[tuple[float, float]]] = [[(0.0, 0.0)] for _ in range(K)]  # clock and busy after each step
         # Events as plain tuples: hundreds of thousands of objects more would be the garbage collector's, too.
         self.shown: list[deque[list[tuple[int, int, str, str, float, float]]]]
-        self.shown = [deque([[]], maxlen=SHOWN) for _ in range(K)]
+        self.shown = [deque([[]], maxlen=KEPT_STEPS) for _ in range(K)]
         self.sent: dict[int, tuple[float, tuple[int, int], float]] = {}
         self.posted: dict[int, float] = {}
         self.there: dict[int, tuple[float, float]] = {}  # when, and how long it took
@@ -69,8 +69,8 @@ class Player:
         self.heap = [(0.0, r) for r in range(K)]
         self.ahead: list[int] = []  # ranks that have gone far enough
 
-    def _lines(self, schedule: Schedule, costs: Costs, rank: int) -> list[_Line]:
-        found: list[_Line] = []
+    def _lines(self, schedule: Schedule, costs: InstructionCosts, rank: int) -> list[PlayedLine]:
+        found: list[PlayedLine] = []
         for item in schedule.ranks[rank]:
             cost, key, size, act, to = costs.of(rank, item), 0, 0.0, "compute", rank
             if item.op in ("send", "recv", "wait", "offer", "draw"):
@@ -86,14 +86,14 @@ class Player:
             if cost is None:
                 self.unknown.add(item.op)
             slot = sum(line.act == "meet" for line in found) if act == "meet" else item.slot
-            once, play = item.op in STEPWISE, self.PLAYS[act]
-            found.append(_Line(act, play, str(item), slot, once, key, (rank, to), cost or 0.0, size))
+            once, play = item.op in STEPWISE, getattr(type(self), f"_{act}")
+            found.append(PlayedLine(act, play, str(item), slot, once, key, (rank, to), cost or 0.0, size))
         return found
 
     @property
-    def events(self) -> tuple[Event, ...]:
+    def events(self) -> tuple[PlayedEvent, ...]:
         """Of the last few steps, rank by rank."""
-        return tuple(Event(*event) for rank in self.shown for step in rank for event in step)
+        return tuple(PlayedEvent(*event) for rank in self.shown for step in rank for event in step)
 
     def length(self, rank: int, steps: int, back: int = 0) -> float:
         ends = self.ends[rank]
@@ -106,7 +106,7 @@ class Player:
 
     def run(self, target: int) -> None:
         """Until every rank has done so many steps; those that have go on while others need them."""
-        heap, clock, far = self.heap, self.clock, FAR * target
+        heap, clock, far = self.heap, self.clock, MAX_LEAD * target
         while self.ahead:
             rank = self.ahead.pop()
             heapq.heappush(heap, (clock[rank], rank))
@@ -140,17 +140,17 @@ class Player:
         self.ends[rank].append((self.clock[rank], self.busy[rank]))
         self.shown[rank].append([])
 
-    # Each plays one instruction; False if it has to wait for another rank.
+    # One method for each `act`: plays an instruction, or returns False if it has to wait for another rank.
 
-    def _compute(self, rank: int, line: _Line, slot: int) -> bool:
+    def _compute(self, rank: int, line: PlayedLine, slot: int) -> bool:
         self._advance(rank, line.name, "compute", self.clock[rank] + line.cost, line.cost)
         return True
 
-    def _average(self, rank: int, line: _Line, slot: int) -> bool:
+    def _average(self, rank: int, line: PlayedLine, slot: int) -> bool:
         self._advance(rank, line.name, "average", self.clock[rank] + line.cost, 0.0)
         return True
 
-    def _send(self, rank: int, line: _Line, slot: int) -> bool:
+    def _send(self, rank: int, line: PlayedLine, slot: int) -> bool:
         now, kept = self.clock[rank], self.keeps * line.cost
         self._advance(rank, line.name, "message", now + kept, kept)
         key = line.key + slot
@@ -159,28 +159,28 @@ class Player:
             self._transfer(key)
         return True
 
-    def _recv(self, rank: int, line: _Line, slot: int) -> bool:
+    def _recv(self, rank: int, line: PlayedLine, slot: int) -> bool:
         key = line.key + slot
         self.posted[key] = self.clock[rank]
         if key in self.sent:
             self._transfer(key)
         return True
 
-    def _offer(self, rank: int, line: _Line, slot: int) -> bool:
+    def _offer(self, rank: int, line: PlayedLine, slot: int) -> bool:
         key = line.key
         self.there.setdefault(key, (self.clock[rank] + line.cost, 0.0))
         self._wake(key)
         return True
 
-    def _wait(self, rank: int, line: _Line, slot: int) -> bool:
+    def _wait(self, rank: int, line: PlayedLine, slot: int) -> bool:
         key = line.key + slot
         return self._arrived(rank, line, key, self.there.pop(key, None))
 
-    def _draw(self, rank: int, line: _Line, slot: int) -> bool:
+    def _draw(self, rank: int, line: PlayedLine, slot: int) -> bool:
         key = line.key
         return self._arrived(rank, line, key, self.there.get(key))
 
-    def _arrived(self, rank: int, line: _Line, key: int, found: tuple[float, float] | None) -> bool:
+    def _arrived(self, rank: int, line: PlayedLine, key: int, found: tuple[float, float] | None) -> bool:
         if found is None:
             self.blocked[key] = rank
             return False
@@ -201,7 +201,7 @@ class Player:
         if rank is not None:
             heapq.heappush(self.heap, (self.clock[rank], rank))
 
-    def _meet(self, rank: int, line: _Line, slot: int) -> bool:
+    def _meet(self, rank: int, line: PlayedLine, slot: int) -> bool:
         """All ranks leave a collective together: the last one to come wakes the others."""
         at = (self.step[rank], line.slot)
         if at not in self.over:
@@ -222,6 +222,3 @@ class Player:
         self.busy[rank] += busy
         if end > begin:
             self.shown[rank][-1].append((rank, self.step[rank], name, kind, begin, end))
-
-    PLAYS: ClassVar = {"compute": _compute, "average": _average, "send": _send, "recv": _recv, "offer": _offer,
-                       "wait": _wait, "draw": _draw, "meet": _meet}  # fmt: skip

@@ -10,7 +10,7 @@ from lpcompile.core.plan import Plan
 from lpcompile.draw.tables import size, table
 from lpcompile.simulate.device_spec import DeviceSpec
 from lpcompile.simulate.scaling import DATA_PARALLEL, Split, fastest
-from lpcompile.simulate.text import percent
+from lpcompile.simulate.step_text import percent
 
 VERSION = 1
 
@@ -68,7 +68,7 @@ def advice(rows: Sequence[Split], method: str, pipelines: Sequence[str], device:
     return f"Use {name}: {ours.step / best.step:.2f} times as fast as {way}, the best split into layers by {method}."
 
 
-def report(
+def scaling_text(
     plan: Plan,
     device: DeviceSpec,
     nodes: int,
@@ -106,7 +106,7 @@ def report(
     )
 
 
-def to_json(
+def scaling_json(
     plan: Plan, device: DeviceSpec, nodes: int, strong: dict[int, list[Split]], weak: dict[int, list[Split]]
 ) -> dict[str, Any]:
     def plain(rows: dict[int, list[Split]]) -> list[dict[str, Any]]:

@@ -19,11 +19,11 @@ from lpcompile.core.schedule import Schedule
 from lpcompile.errors import PlanError
 from lpcompile.simulate.device_spec import NOMINAL, THIS_MACHINE, DeviceSpec
 from lpcompile.simulate.interconnect import Network
-from lpcompile.simulate.op_costs import Costs, costs_of
-from lpcompile.simulate.player import Event, Player
+from lpcompile.simulate.op_costs import InstructionCosts, costs_of
+from lpcompile.simulate.player import PlayedEvent, Player
 
 WINDOW = 2  # steps whose mean must repeat
-MOST = 40  # steps after the start-up, where it never quite repeats
+MAX_STEADY_STEPS = 40  # steps after the start-up, where it never quite repeats
 EPSILON = 1e-4
 
 
@@ -44,7 +44,7 @@ class Simulation:
     averaged: float  # ms of the longest all-reduce over the replicas
     played: int  # steps
     unknown: tuple[str, ...]  # instructions whose cost nobody knows: taken as 0
-    events: tuple[Event, ...]  # of the last few steps
+    events: tuple[PlayedEvent, ...]  # of the last few steps
 
     @property
     def rho(self) -> float:
@@ -52,7 +52,7 @@ class Simulation:
         return self.serial / self.step if self.step else 1.0
 
     def __str__(self) -> str:
-        from lpcompile.simulate.text import simulation_text
+        from lpcompile.simulate.step_text import simulation_text
 
         return simulation_text(self)
 
@@ -88,20 +88,10 @@ def simulate(
 
 
 @gc_paused()
-def play(schedule: Schedule, costs: Costs, network: Network) -> Simulation:
+def play(schedule: Schedule, costs: InstructionCosts, network: Network) -> Simulation:
     """The steady state of a schedule."""
     player = Player(schedule, costs, network)
-    fill = -(-schedule.lag // schedule.micro) + 1
-    target = fill + 2 * WINDOW
-    while True:
-        player.run(target)
-        lengths = [player.length(r, WINDOW) for r in range(schedule.K)]
-        before = [player.length(r, WINDOW, WINDOW) for r in range(schedule.K)]
-        steady = all(abs(a - b) <= EPSILON * max(a, b) for a, b in zip(lengths, before, strict=True))
-        if steady or target >= fill + MOST:
-            break
-        target += WINDOW
-    window = WINDOW if steady else target - fill  # some schedules repeat only after several steps
+    window = run_until_steady(player, schedule)
     step = max(player.length(r, window) for r in range(schedule.K))
     busy = tuple(player.busy_time(r, window) for r in range(schedule.K))
     return Simulation(
@@ -116,7 +106,22 @@ def play(schedule: Schedule, costs: Costs, network: Network) -> Simulation:
         busy,
         tuple(sum(i.size for i in line if i.act in ("send", "offer")) for line in player.lines),
         max((i.cost for line in player.lines for i in line if i.act == "average"), default=0.0),
-        target,
+        min(player.step),
         tuple(sorted(player.unknown)),
         player.events,
     )
+
+
+def run_until_steady(player: Player, schedule: Schedule) -> int:
+    """Play until the time of a step stays the same; returns how many of the last steps to average over."""
+    warm_up = -(-schedule.lag // schedule.micro) + 1
+    target = warm_up + 2 * WINDOW
+    while True:
+        player.run(target)
+        lengths = [player.length(r, WINDOW) for r in range(schedule.K)]
+        before = [player.length(r, WINDOW, WINDOW) for r in range(schedule.K)]
+        if all(abs(a - b) <= EPSILON * max(a, b) for a, b in zip(lengths, before, strict=True)):
+            return WINDOW
+        if target >= warm_up + MAX_STEADY_STEPS:
+            return target - warm_up  # some schedules repeat only after several steps
+        target += WINDOW

@@ -93,7 +93,7 @@ def test_the_page_shows_graph_load_memory_timelines_sweep_tables_and_source(data
     words = [word for _, word in shown.texts]
     for wanted in ("limit 1.0 GiB", "AuxNet 0", "λ1", "X2", "rank 2", "planned", "simulated", "limit", "Stages",
                    "Boundaries", "AuxNets", "Units", "K = 3 is <fine>", "resnet20 in 3 stages", "Ranks, simulated",
-                   "Boundaries against their neighbours", "Other K"):  # fmt: skip
+                   "Critical path", "Boundaries against their neighbours", "Other K"):  # fmt: skip
         assert wanted in words, wanted
     for row in stage_table(plan).rows:
         assert all(str(value) in words for value in row)

@@ -21,7 +21,7 @@ from lpcompile.simulate.device_spec import BUILT_IN, DeviceSpec, LinkSpec, devic
 from lpcompile.simulate.interconnect import Network, ring
 from lpcompile.simulate.op_costs import costs_of
 from lpcompile.simulate.step import play, simulate
-from lpcompile.simulate.text import chrome_trace
+from lpcompile.simulate.step_text import chrome_trace
 from tests.simulate.even_plan import IDEAL, even_plan
 
 
