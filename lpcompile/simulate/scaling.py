@@ -17,7 +17,7 @@ from lpcompile.planning.replan import replan
 from lpcompile.simulate.device_spec import DeviceSpec
 from lpcompile.simulate.interconnect import Network
 from lpcompile.simulate.op_costs import STEP_PASSES, costs_of, loss_of, unit_times
-from lpcompile.simulate.rank_memory import STATE, rank_memory
+from lpcompile.simulate.rank_memory import STATE_COPIES, rank_memory
 from lpcompile.simulate.step import Simulation, play
 
 DATA_PARALLEL = "data parallel"
@@ -125,7 +125,7 @@ def data_parallel(plan: Plan, device: DeviceSpec, devices: int, batch: int) -> S
     averaging = Network(device, 1, devices).average(weights)
     busy = forward + backward + loss_of(plan, device) * share + _update(plan, device)
     step = busy + max(0.0, averaging - backward)
-    memory = STATE * weights + share * sum(u.saved_bytes for u in plan.units)
+    memory = STATE_COPIES * weights + share * sum(u.saved_bytes for u in plan.units)
     return Split(DATA_PARALLEL, 1, devices, 1, batch, step, serial_step(plan, device, batch) / step, 1 - busy / step,
                  memory, 0.0)  # fmt: skip
 
