@@ -5,7 +5,7 @@ from __future__ import annotations
 from lpcompile.core.plan import Plan
 from lpcompile.draw.charts import bars, chart, timelines
 from lpcompile.draw.figure import Figure
-from lpcompile.draw.tables import size
+from lpcompile.draw.tables import cost_unit, size
 from lpcompile.report.data import ReportData
 
 STATE = 3.0  # weights, gradients and one optimizer state, as the planner counts
@@ -60,7 +60,3 @@ def sweep(data: ReportData) -> Figure:
     if played:
         lines.append(("simulated", [k for k, _ in played], [rho for _, rho in played], ""))
     return chart(lines, "ρ, speedup over one rank", "K, number of stages", least=1, unit="", name="sweep")
-
-
-def cost_unit(plan: Plan) -> str:
-    return "GFLOP" if plan.cost == "flops" else "ms"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from lpcompile.core.plan import Plan
 from lpcompile.draw.charts import Lane
-from lpcompile.draw.tables import Table, aux_table, boundary_table, size, stage_table, summary, unit_table
+from lpcompile.draw.tables import Table, aux_table, boundary_table, cost_unit, size, stage_table, summary, unit_table
 
 if TYPE_CHECKING:
     from torch import fx
@@ -89,7 +89,7 @@ def report_data(
 
 
 def _cards(plan: Plan) -> tuple[tuple[str, str], ...]:
-    unit = "GFLOP" if plan.cost == "flops" else "ms"
+    unit = cost_unit(plan)
     return (
         (f"planned speedup, of at most {plan.K}", f"{plan.rho:.2f}×"),
         ("a planned step", f"{plan.step:.4g} {unit}"),

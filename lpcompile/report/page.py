@@ -18,8 +18,8 @@ from lpcompile.draw import html
 from lpcompile.draw.figure import Figure, hue_of, svg, svg_file
 from lpcompile.draw.html import KIND_NAMES, cell, legend, part, table
 from lpcompile.draw.png import png
-from lpcompile.draw.tables import Table, size
-from lpcompile.report.charts import cost_unit, load, memory, over_time, sweep
+from lpcompile.draw.tables import Table, cost_unit, size
+from lpcompile.report.charts import load, memory, over_time, sweep
 from lpcompile.report.data import ReportData
 from lpcompile.report.graph import graph
 
@@ -121,10 +121,6 @@ def _aux_panel(plan: Plan, k: int, aux: AuxPlan | None, sources: Any) -> dict[st
              ["keeps", ", ".join(aux.kept) or "no block"], ["drops", ", ".join(aux.dropped) or "no block"],
              ["thinned", ", ".join(aux.thinned) or "no layer"]]  # fmt: skip
     return {"name": f"AuxNet {k}, in the place of stage {k}", "facts": facts, "source": sources.get(f"auxnet_{k}", "")}
-
-
-def _key(k: int, K: int) -> str:
-    return f'<button data-stage="{k}" style="--hue:{hue_of(k, K)}"><i></i>stage {k}</button>'
 
 
 def _json(value: Any) -> str:

@@ -208,7 +208,8 @@ def critical_path(schedule: Schedule, costs: InstructionCosts, network: Network)
     step = max(lengths)
     end = player.latest[lengths.index(step)]
     graph = player.graph
-    graph.remove_nodes_from(set(graph) - nx.ancestors(graph, end) - {end})
+    before = nx.ancestors(graph, end)
+    graph.remove_nodes_from(set(graph) - before - {end})
     path = nx.dag_longest_path(graph, weight="ms")
     times = [0.0, *(graph.edges[edge]["ms"] for edge in nx.utils.pairwise(path))]
     first, last, steps = _cycle([player.nodes[node] for node in path], times, step)

@@ -7,34 +7,30 @@ from dataclasses import asdict
 from typing import Any
 
 from lpcompile.core.plan import Plan
-from lpcompile.draw.tables import size, table
+from lpcompile.draw.tables import Column, percent, size, table, table_of
 from lpcompile.simulate.device_spec import DeviceSpec
 from lpcompile.simulate.scaling import DATA_PARALLEL, Split, fastest
-from lpcompile.simulate.step_text import percent
 
 VERSION = 1
 
 
 def split_table(rows: Sequence[Split]) -> str:
+    """All splits over the same devices; the fastest has a star."""
     best = min(rows, key=lambda one: one.step, default=None)
-    cells = [
-        [
-            "*" if one is best else "",
-            one.method,
-            one.K,
-            one.replicas,
-            one.micro,
-            f"{one.step:.4g}",
-            f"{one.rho:.2f}",
-            f"{one.samples_per_s:,.0f}",
-            percent(one.efficiency),
-            percent(one.idle),
-            size(one.memory),
-        ]
-        for one in rows
+    columns: list[Column[Split]] = [
+        Column("", lambda one: "*" if one is best else ""),
+        Column("method", lambda one: one.method),
+        Column("K", lambda one: one.K),
+        Column("replicas", lambda one: one.replicas),
+        Column("micro", lambda one: one.micro),
+        Column("step ms", lambda one: one.step, "{:.4g}".format),
+        Column("ρ", lambda one: one.rho, "{:.2f}".format),
+        Column("samples/s", lambda one: one.samples_per_s, "{:,.0f}".format),
+        Column("efficiency", lambda one: one.efficiency, percent),
+        Column("idle", lambda one: one.idle, percent),
+        Column("memory", lambda one: one.memory, size),
     ]
-    headers = ["", "method", "K", "replicas", "micro", "step ms", "ρ", "samples/s", "efficiency", "idle", "memory"]
-    return table(cells, headers)
+    return table_of(rows, columns)
 
 
 def scaling_table(rows: dict[int, list[Split]], method: str, pipelines: Sequence[str]) -> str:
