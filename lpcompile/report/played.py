@@ -1,4 +1,4 @@
-"""What the simulator adds to a report: ranks over time, ρ over K, its tables, and its advice."""
+"""The simulator's part of a report: timeline, critical path, ρ over K, tables, advice."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from lpcompile.simulate.outlook_text import neighbour_table, path_table, path_te
 from lpcompile.simulate.step import Simulation, default_device
 from lpcompile.simulate.step_text import rank_table
 
-MAX_SWEEP_STAGES = 16  # stages of a sweep
-MIN_DRAWN_SHARE = 1 / 4000  # of what is drawn: less than half a pixel
+MAX_SWEEP_STAGES = 16
+MIN_DRAWN_SHARE = 1 / 4000  # of the timeline: shorter events are less than half a pixel
 
 
 def with_outlook(data: ReportData, found: Outlook, device: DeviceSpec | None = None) -> ReportData:
-    """The report with what to expect, in the order in which `inspect` prints it."""
+    """The report with the simulator's outlook, in the order of `inspect`'s text."""
     plan, step = data.plan, found.simulation.step
     more = [("Ranks, simulated", rank_table(found.simulation)), ("Critical path", path_table(found.path))]
     more += [("Boundaries against their neighbours", neighbour_table(plan, found))] if found.neighbours else []
@@ -41,7 +41,7 @@ def with_outlook(data: ReportData, found: Outlook, device: DeviceSpec | None = N
 
 
 def lanes(found: Simulation) -> list[Lane]:
-    """The time in which every rank is known, from 0 on; mini-batches are numbered from the first one in it."""
+    """The time span with events of every rank, from 0; mini-batches are numbered from the first in it."""
     ranks = [[e for e in found.events if e.rank == rank] for rank in range(found.K)]
     if not all(ranks):
         return []
@@ -61,7 +61,7 @@ def lanes(found: Simulation) -> list[Lane]:
 
 
 def sweep(plan: Plan, device: DeviceSpec | None = None) -> list[Sweep]:
-    """ρ for K = 1 to about twice the plan's, of the same units at the same costs."""
+    """ρ for K = 1 to about twice the plan's K, with the same units and costs."""
     found, costs = [], [u.forward + u.backward for u in plan.units]
     for K in range(1, min(max(2 * plan.K, 8), MAX_SWEEP_STAGES, len(plan.units)) + 1):
         try:

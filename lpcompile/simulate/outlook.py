@@ -1,4 +1,4 @@
-"""What to expect of a plan: the simulated step, its boundaries against their neighbours, other K, other methods.
+"""The outlook of a plan: simulated step, critical path, moved boundaries, other K, other methods, advice.
 
 >>> found = outlook(program.plan)
 >>> print(outlook_text(found))          # lpcompile.simulate.outlook_text
@@ -23,15 +23,15 @@ from lpcompile.simulate.op_costs import costs_of
 from lpcompile.simulate.rank_memory import rank_memory
 from lpcompile.simulate.step import Simulation, default_device, simulate
 
-ENOUGH_OF_BEST = 0.95  # of the best speedup: more stages are not worth their devices
-STAGES_TO_TRY = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)  # stages to look for it; every one more is planned and played
+ENOUGH_OF_BEST = 0.95  # share of the best speedup beyond which more stages are not worth their devices
+STAGES_TO_TRY = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)  # in search of it; each K is planned and played
 MIN_GAIN = 0.02  # share of the critical path that a remedy must be able to save
-DOMINANT_UNIT = 0.5  # of a rank's work: the unit that limits it
+DOMINANT_UNIT = 0.5  # share of its stage from which a unit is named as the limit
 
 
 @dataclass(frozen=True)
 class Neighbour:
-    """A boundary moved by one unit: where it would be, and the step it would give."""
+    """A boundary moved by one unit, and the step time it would give."""
 
     boundary: int
     by: int
@@ -41,7 +41,7 @@ class Neighbour:
 
 @dataclass(frozen=True)
 class OutlookRow:
-    """One K, or one method."""
+    """The simulated step of another K or another method."""
 
     method: str
     K: int
@@ -49,8 +49,8 @@ class OutlookRow:
     step: float
     rho: float
     idle: float  # mean over ranks
-    memory: float  # bytes of the rank that needs most
-    sent: float  # bytes of a step, over all boundaries
+    memory: float  # bytes, largest rank
+    sent: float  # bytes per step over all boundaries
     exact: bool
 
 
@@ -68,7 +68,7 @@ class Outlook:
 def outlook(
     plan: Plan, device: DeviceSpec | None = None, stages: Sequence[int] = (), methods: Sequence[str] = ()
 ) -> Outlook | None:
-    """stages, methods: what to list besides; None where the plan has no schedule to play."""
+    """stages, methods: further K and methods to list. None if the plan has no schedule."""
     device, schedule = device or default_device(plan), default_schedule(plan)
     if schedule is None:
         return None
@@ -91,7 +91,7 @@ def outlook(
 
 @lru_cache(maxsize=64)
 def outlook_row(plan: Plan, device: DeviceSpec, K: int, method: str | None = None) -> OutlookRow | None:
-    """None where there is no such split, or no such number of micro-batches. Kept, for a page asks for the same K."""
+    """None if there is no such split or number of micro-batches. Cached: a page asks for the same K again."""
     try:
         other = replan(plan, K, method)
         schedule = default_schedule(other)
@@ -119,7 +119,7 @@ def _neighbours(plan: Plan, device: DeviceSpec, schedule: Schedule) -> list[Neig
 
 
 def advice(plan: Plan, found: Simulation, rows: Sequence[OutlookRow], device: DeviceSpec) -> str:
-    """What K gives, how far the model goes, what stands in the way: one sentence."""
+    """One sentence: the speedup of K, the largest useful K, and the bottleneck."""
     parts = [f"K = {plan.K} gives {found.rho:.1f}x" if plan.K > 1 else "K = 1 is plain training"]
     best = max((one.rho for one in rows), default=1.0)
     enough = min((one.K for one in rows if one.rho >= ENOUGH_OF_BEST * best), default=plan.K)
@@ -161,7 +161,7 @@ def remedy(path: CriticalPath, found: Simulation, neighbours: Sequence[Neighbour
 
 
 def _limit(plan: Plan, found: Simulation) -> str:
-    """Why the speedup is not K."""
+    """The bottleneck: why the speedup is not K."""
     rank = max(range(plan.K), key=lambda r: found.busy[r])
     waiting = min(found.idle)
     if waiting > 0.1:

@@ -1,4 +1,4 @@
-"""The player of schedules: every rank has a clock, and the one whose clock is behind goes next."""
+"""The player of schedules: every rank has a clock, and the rank that is furthest behind goes next."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from lpcompile.errors import ScheduleError
 from lpcompile.simulate.interconnect import Network
 from lpcompile.simulate.op_costs import InstructionCosts
 
-MAX_LEAD = 100  # times as many steps as the others need: a rank that has nobody to wait for is left alone then
-KEPT_STEPS = 4  # steps whose events are kept
+MAX_LEAD = 100  # a rank that waits for nobody stops after this many times the steps of the others
+KEPT_STEPS = 4  # last steps whose events are kept
 
 
 class PlayedEvent(NamedTuple):
-    """What a rank did from `begin` to `end`, in ms. Kinds: compute, wait, message, average."""
+    """An instruction that took time on a rank, from `begin` to `end` in ms. Kinds: compute, wait, message, average."""
 
     rank: int
     step: int
@@ -27,17 +27,17 @@ class PlayedEvent(NamedTuple):
     end: float
 
 
-MICRO_BATCHES = 1 << 40  # a message is known by one number: what it is and whom it is for, times this, plus its slot
+MICRO_BATCHES = 1 << 40  # the key of a message is one number: its channel times this, plus its micro-batch
 
 
 class PlayedLine(NamedTuple):
-    """An instruction ready to be played."""
+    """An instruction prepared for the player."""
 
     act: str  # compute, send, recv, wait, meet, average, offer, draw
     play: Callable[[Player, int, PlayedLine, int], bool]
     name: str
-    slot: int  # of a collective: which of the step's it is
-    once: bool  # a step, whatever micro-batches there are
+    slot: int  # for a collective: its number within the step
+    once: bool  # per step, not per micro-batch
     key: int
     link: tuple[int, int]
     cost: float
@@ -45,29 +45,29 @@ class PlayedLine(NamedTuple):
 
 
 class Player:
-    """Plays the steps of training one after another; `run` may be called again for more of them."""
+    """Plays steps of training, from the first; `run` can be called again for more."""
 
     def __init__(self, schedule: Schedule, costs: InstructionCosts, network: Network) -> None:
         self.M, K = schedule.micro, schedule.K
         self.network, self.unknown = network, set[str]()
-        self.keeps = 1 - network.device.overlap  # share of a transfer that both sides are busy with
-        self.channels: dict[tuple[str, int, int], int] = {}  # what goes to whom, numbered
+        self.keeps = 1 - network.device.overlap  # share of a transfer during which both sides are busy
+        self.channels: dict[tuple[str, int, int], int] = {}  # numbers of (kind, boundary, receiver)
         self.lines = [self._lines(schedule, costs, rank) for rank in range(K)]
         self.clock, self.at, self.step = [0.0] * K, [0] * K, [0] * K
         self.busy = [0.0] * K
         self.ends: list[list[tuple[float, float]]] = [[(0.0, 0.0)] for _ in range(K)]  # clock and busy after each step
-        # Events as plain tuples: hundreds of thousands of objects more would be the garbage collector's, too.
+        # Plain tuples: hundreds of thousands of event objects would burden the garbage collector.
         self.shown: list[deque[list[tuple[int, int, str, str, float, float]]]]
         self.shown = [deque([[]], maxlen=KEPT_STEPS) for _ in range(K)]
         self.sent: dict[int, tuple[float, tuple[int, int], float]] = {}
         self.posted: dict[int, float] = {}
-        self.there: dict[int, tuple[float, float]] = {}  # when, and how long it took
+        self.there: dict[int, tuple[float, float]] = {}  # arrival and duration of transfers
         self.blocked: dict[int, int] = {}
         self.free: dict[tuple[int, int], float] = defaultdict(float)  # links, by direction
         self.met: dict[tuple[int, int], list[int]] = defaultdict(list)  # by step and number of the collective in it
         self.over: dict[tuple[int, int], float] = {}
         self.heap = [(0.0, r) for r in range(K)]
-        self.ahead: list[int] = []  # ranks that have gone far enough
+        self.ahead: list[int] = []  # ranks that have reached MAX_LEAD
 
     def _lines(self, schedule: Schedule, costs: InstructionCosts, rank: int) -> list[PlayedLine]:
         found: list[PlayedLine] = []
@@ -92,7 +92,7 @@ class Player:
 
     @property
     def events(self) -> tuple[PlayedEvent, ...]:
-        """Of the last few steps, rank by rank."""
+        """Events of the last few steps, rank by rank."""
         return tuple(PlayedEvent(*event) for rank in self.shown for step in rank for event in step)
 
     def length(self, rank: int, steps: int, back: int = 0) -> float:
@@ -105,7 +105,7 @@ class Player:
         return (ends[-1][1] - ends[-1 - steps][1]) / steps
 
     def run(self, target: int) -> None:
-        """Until every rank has done so many steps; those that have go on while others need them."""
+        """Play until every rank has done `target` steps; a rank that has goes on while others need it."""
         heap, clock, far = self.heap, self.clock, MAX_LEAD * target
         while self.ahead:
             rank = self.ahead.pop()
@@ -189,7 +189,7 @@ class Player:
         return True
 
     def _transfer(self, key: int) -> None:
-        """Both sides are ready."""
+        """Start a transfer: both sides are ready."""
         (sent, link, cost), posted = self.sent.pop(key), self.posted.pop(key)
         end = max(sent, posted, self.free[link]) + cost
         self.free[link] = end

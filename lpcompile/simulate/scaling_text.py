@@ -1,4 +1,4 @@
-"""Splits over devices as tables, JSON, and a sentence of advice."""
+"""Splits over devices as tables, as JSON, and as a sentence of advice."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def scaling_table(rows: dict[int, list[Split]], method: str, pipelines: Sequence
 
 
 def advice(rows: Sequence[Split], method: str, pipelines: Sequence[str], device: DeviceSpec) -> str:
-    """What to do, in one sentence."""
+    """One sentence: the fastest way to use the devices."""
     plain, ours, pipe = fastest(rows, DATA_PARALLEL), fastest(rows, method), fastest(rows, *pipelines)
     limit = device.memory_gib * 2**30 if device.memory_gib else None
     if ours is None:

@@ -38,7 +38,7 @@ def rank_table(found: Simulation) -> Table:
 
 
 def chrome_trace(found: Simulation) -> dict[str, Any]:
-    """The last steps for Perfetto and chrome://tracing, as the trainer writes real ones: one process a rank."""
+    """The last steps for Perfetto and chrome://tracing, in the format of the trainer's traces: one process per rank."""
     first = min((e.begin for e in found.events), default=0.0)
     events: list[dict[str, Any]] = []
     for rank in range(found.K):
