@@ -21,7 +21,7 @@ import torch.nn.functional as F
 
 from lpcompile import sources
 from lpcompile.compile import parallelize
-from lpcompile.draw.tables import table
+from lpcompile.draw.tables import Column, table_of
 from lpcompile.errors import LpError
 from lpcompile.passes.profile.profile import fresh_costs
 from lpcompile.runtime.methods import METHODS
@@ -116,18 +116,20 @@ def measured_step(events: Sequence[dict[str, Any]], K: int, first: int, last: in
 
 def check_text(rows: Sequence[Checked], device: DeviceSpec | None = None) -> str:
     """The table, and the largest error."""
-    cells = [
-        [r.model, r.method, r.K, f"{r.predicted:.1f}", f"{r.measured:.1f}", f"{100 * r.off:+.0f} %",
-         " ".join(f"{b:.1f}" for b in r.busy), " ".join(f"{c:.1f}" for c in r.computed)]
-        if not r.why else [r.model, r.method, r.K, "-", "-", "-", "", r.why]
-        for r in rows
-    ]  # fmt: skip
-    headers = ["model", "method", "K", "predicted ms", "measured ms", "off by", "predicted work by rank",
-               "measured work by rank"]  # fmt: skip
+    columns: list[Column[Checked]] = [
+        Column("model", lambda r: r.model),
+        Column("method", lambda r: r.method),
+        Column("K", lambda r: r.K),
+        Column("predicted ms", lambda r: "-" if r.why else f"{r.predicted:.1f}"),
+        Column("measured ms", lambda r: "-" if r.why else f"{r.measured:.1f}"),
+        Column("off by", lambda r: "-" if r.why else f"{100 * r.off:+.0f} %"),
+        Column("predicted work by rank", lambda r: " ".join(f"{b:.1f}" for b in r.busy)),
+        Column("measured work by rank", lambda r: r.why or " ".join(f"{c:.1f}" for c in r.computed)),
+    ]
     real = [abs(r.off) for r in rows if not r.why]
     within = sum(off <= 0.1 for off in real)
     end = (
         f"{within} of {len(real)} within 10 %; at most {100 * max(real):.0f} % off" if real else "nothing was measured"
     )
     spec = f"\npredicted with {device}" if device is not None else ""
-    return f"{table(cells, headers)}\n\n{end}{spec}"
+    return f"{table_of(rows, columns)}\n\n{end}{spec}"
