@@ -19,7 +19,7 @@ from lpcompile.errors import LpError
 from lpcompile.passes.profile.profile import fresh_costs
 from lpcompile.runtime.launch import launch
 from lpcompile.simulate.device_spec import THIS_MACHINE
-from lpcompile.simulate.outlook import row
+from lpcompile.simulate.outlook import outlook_row
 from lpcompile.training.job import first_weights
 
 STAGES = (2, 3, 4, 6, 8, 12, 16)
@@ -93,7 +93,7 @@ def _scaling(plans: dict[str, Plan]) -> list[dict[str, Any]]:
         line: dict[str, Any] = {"K": K}
         for method in SCALED:
             plan = plans.get(method)
-            one = row(plan, MORE_CORES, K, method) if plan is not None and len(plan.units) >= K else None
+            one = outlook_row(plan, MORE_CORES, K, method) if plan is not None and len(plan.units) >= K else None
             if one is not None:
                 line[method] = one.rho
         if len(line) > 1:
