@@ -24,10 +24,11 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
+from lpcompile.core.atomic_file import replaced, sync
 from lpcompile.core.plan import Plan
 from lpcompile.errors import UsageError
 from lpcompile.runtime.checkpoint import named, plain
-from lpcompile.runtime.checkpoint.storage import Reader, Writer, read_json, sync, write_json
+from lpcompile.runtime.checkpoint.storage import Reader, Writer, read_json, write_json
 from lpcompile.runtime.launch import board
 
 if TYPE_CHECKING:
@@ -204,8 +205,6 @@ def export(folder: Path, file: Path) -> int:
     from safetensors.torch import save_file
 
     state = {name: t.clone() for name, t in model_state(folder).items()}
-    part = file.with_name(f".part-{file.name}")
-    save_file(state, part)
-    sync(part)
-    part.replace(file)
+    with replaced(file, durable=True) as part:
+        save_file(state, part)
     return len(state)

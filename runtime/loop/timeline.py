@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
+from lpcompile.core.atomic_file import write_text
 from lpcompile.runtime.engine import memory
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ SENDS = ("send", "recv", "offer")
 
 
 def write(trainer: Trainer, file: Path) -> None:
-    """All ranks call it; rank 0 writes the file (to a temporary name first)."""
+    """All ranks call it; rank 0 writes the file."""
     mine = events(trainer)
     everyone: list[Any] = [mine]
     if trainer.distributed:
@@ -28,9 +28,7 @@ def write(trainer: Trainer, file: Path) -> None:
         dist.all_gather_object(everyone, mine, group=trainer.control)
     if trainer.main:
         file.parent.mkdir(parents=True, exist_ok=True)
-        part = file.with_name(f".{file.name}.{os.getpid()}")
-        part.write_text(json.dumps(merged(everyone)))
-        part.replace(file)
+        write_text(file, json.dumps(merged(everyone)))
 
 
 def events(trainer: Trainer) -> list[dict[str, Any]]:
