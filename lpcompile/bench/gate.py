@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from lpcompile.bench.contenders import CONTENDERS, TORCH
-from lpcompile.bench.run import Bench, Row
-from lpcompile.compare.table import markdown
+from lpcompile.bench.results import Bench, BenchRow
+from lpcompile.draw.markdown import markdown
 from lpcompile.errors import UsageError
 
 VERSION = 1
@@ -102,14 +102,14 @@ def judge(found: Bench, rules: tuple[Rule, ...]) -> list[Judged]:
     return judged
 
 
-def _other(found: Bench, name: str) -> Row | None:
+def _other(found: Bench, name: str) -> BenchRow | None:
     if name != "torch":
         return found.row(name)
     rows = [row for row in (found.row(t) for t in TORCH) if row is not None]
     return max(rows, key=lambda row: row.rho or 0.0, default=None)
 
 
-def _ratio(one: Row, other: Row, value: str) -> float | None:
+def _ratio(one: BenchRow, other: BenchRow, value: str) -> float | None:
     if value == "memory":
         return one.peak / other.peak if other.peak else None
     return one.rho / other.rho if one.rho is not None and other.rho else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from html import escape
 
 from lpcompile.bench.contenders import LIMIT
-from lpcompile.bench.run import Bench, Row
+from lpcompile.bench.results import Bench, BenchRow
 from lpcompile.bench.table import PARTS, called, cells, headers, headline, notes
 from lpcompile.draw import html
 from lpcompile.draw.charts import Bar, Curve, bars, chart
@@ -35,7 +35,7 @@ def page(found: Bench) -> str:
     )
 
 
-def _cells(row: Row, found: Bench) -> list[str]:
+def _cells(row: BenchRow, found: Bench) -> list[str]:
     if row.step:
         return [cell(text) for text in cells(row, found)]
     name, why = called(row.name, found.request.K), (row.why or "not measured").splitlines()[0]
@@ -54,7 +54,7 @@ def speedups(found: Bench) -> Figure:
     return bars("speedup", rows, marks, "ρ: plain training's step over this one's")
 
 
-def times(measured: list[Row], K: int) -> Figure:
+def times(measured: list[BenchRow], K: int) -> Figure:
     """ms of a step on every rank, by what they were for."""
     rows: list[Bar] = []
     for row in measured:

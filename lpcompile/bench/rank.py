@@ -19,21 +19,21 @@ import torch.distributed as dist
 
 from lpcompile.bench.contender import Contender
 from lpcompile.bench.contenders import Ours, make
-from lpcompile.bench.task import Task
+from lpcompile.bench.work import WorkSpec
 from lpcompile.core.plan import Plan
 from lpcompile.runtime.engine import memory
 from lpcompile.runtime.launch import board
 
-WARM = 1  # steps at the beginning of a block that are not counted: memory is asked for again, ranks get in step
+WARM_UP_STEPS = 1  # of a block, not counted: memory is allocated again, ranks get in step
 
 
-def serve(name: str, task: Task, plan: dict[str, Any] | None, pipes: list[Any]) -> None:
+def serve(name: str, spec: WorkSpec, plan: dict[str, Any] | None, pipes: list[Any]) -> None:
     """The life of one rank: ready, then block after block, until it is told that this is all."""
     logging.basicConfig(level=logging.ERROR)
     warnings.simplefilter("ignore")
     pipe = pipes[int(os.environ["RANK"])]
     begin = time.perf_counter()
-    contender = make(name, task, Plan.from_json(plan) if plan is not None else None)
+    contender = make(name, spec, Plan.from_json(plan) if plan is not None else None)
     built = time.perf_counter() - begin
     contender.step()
     first = time.perf_counter() - begin - built
@@ -50,7 +50,7 @@ def serve(name: str, task: Task, plan: dict[str, Any] | None, pipes: list[Any]) 
             contender.step()
             pipe.send({})
         elif command == "block":
-            pipe.send(block(contender, value, before, task.device))
+            pipe.send(block(contender, value, before, spec.device))
         elif command == "save":
             assert isinstance(contender, Ours)
             pipe.send(_save(contender))
@@ -60,7 +60,7 @@ def block(contender: Contender, steps: int, before: int, device: str) -> dict[st
     """So many steps in a row; `ends` has one time more than there are steps, on a clock that all processes share."""
     memory.reset_peak()
     _meet()
-    for _ in range(WARM):
+    for _ in range(WARM_UP_STEPS):
         contender.step()
     contender.spent.clear()
     _synchronize(device)

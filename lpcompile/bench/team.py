@@ -9,7 +9,7 @@ from typing import Any
 
 from lpcompile.bench.contenders import PLAIN, THREADS
 from lpcompile.bench.rank import serve
-from lpcompile.bench.task import Task
+from lpcompile.bench.work import WorkSpec
 from lpcompile.core.plan import Plan
 from lpcompile.errors import LpError, TrainingError
 from lpcompile.runtime.launch import launch
@@ -20,16 +20,16 @@ POLL = 0.2  # seconds between looks whether a contender that has not answered is
 class Team:
     """All ranks of a contender, and whoever supervises them: a failure is raised by the next `ask`."""
 
-    def __init__(self, name: str, task: Task, plan: Plan | None, timeout: float) -> None:
-        self.name, self.world = name, 1 if name in (PLAIN, THREADS) else task.K
+    def __init__(self, name: str, spec: WorkSpec, plan: Plan | None, timeout: float) -> None:
+        self.name, self.world = name, 1 if name in (PLAIN, THREADS) else spec.K
         pairs = [multiprocessing.Pipe() for _ in range(self.world)]
         self.pipes = [mine for mine, _ in pairs]
         self.error: BaseException | None = None
-        given = (name, task, plan.to_json() if plan is not None else None, [theirs for _, theirs in pairs])
+        given = (name, spec, plan.to_json() if plan is not None else None, [theirs for _, theirs in pairs])
 
         def supervise() -> None:
             try:
-                launch.launch(serve, given, world=self.world, K=self.world, device=task.device, timeout=timeout)
+                launch.launch(serve, given, world=self.world, K=self.world, device=spec.device, timeout=timeout)
             except BaseException as error:  # for the thread that asks
                 self.error = error
 

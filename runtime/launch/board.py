@@ -21,8 +21,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lpcompile.core.trace import kind_of
+
 SIZE, HEAD = 256, struct.Struct("<diH")  # when, step, length of the text that follows
-BLOCKED = ("wait", "draw", "norm", "tied", "average")  # instructions in which a rank waits for others
 LOST = re.compile(r"Connection|closed by peer|Timed out|timed out|timeout|Broken pipe|NCCL|gloo", re.IGNORECASE)
 AWAY = "("  # texts that begin so are no instruction: planning, evaluation, between steps
 
@@ -38,7 +39,7 @@ class Doing:
     @property
     def blocked(self) -> bool:
         """Whether the rank waits for others, so that a long time is not its own fault."""
-        return self.text.split(" ")[0] in BLOCKED
+        return kind_of(self.text) == "wait"
 
     @property
     def watched(self) -> bool:

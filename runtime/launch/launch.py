@@ -126,7 +126,7 @@ def launch(
         raise UsageError(f"{world} ranks need a GPU each, and this machine has {torch.cuda.device_count()}")
     folder = Path(tempfile.mkdtemp(prefix="lpcompile-"))
     context = _context()
-    team = _Team(folder, world, K or world, timeout)
+    supervisor = _Supervisor(folder, world, K or world, timeout)
     try:
         for rank in range(world):
             receive, send = context.Pipe(duplex=False)
@@ -140,11 +140,11 @@ def launch(
                 raise UsageError(f"a new process cannot be given this: {error}; use functions of a module") from error
             for end in (send, *outputs):
                 end.close()
-            team.processes.append(process)
-            team.pipes.append(receive)
-        return team.supervise()
+            supervisor.processes.append(process)
+            supervisor.pipes.append(receive)
+        return supervisor.supervise()
     finally:
-        team.end()
+        supervisor.end()
         shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -189,8 +189,8 @@ def _tell(pipe: Any, message: Any) -> None:
     pipe.send_bytes(pickle.dumps(message))
 
 
-class _Team:
-    """The processes of a launch, as their supervisor sees them."""
+class _Supervisor:
+    """Watches the processes of a launch: their results, their failures, and whether they still move."""
 
     def __init__(self, folder: Path, world: int, K: int, timeout: float) -> None:
         self.processes: list[Any] = []

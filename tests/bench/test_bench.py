@@ -18,10 +18,13 @@ import torch.nn.functional as F
 from lpcompile.bench import gate
 from lpcompile.bench import page as bench_html
 from lpcompile.bench import table as bench_table
+from lpcompile.bench.arithmetic import compare, measure
 from lpcompile.bench.contenders import CONTENDERS, LIMIT, PLAIN, THREADS, TORCH, micro_choices
 from lpcompile.bench.plans import Planned
-from lpcompile.bench.run import Bench, Request, Row, _check_memory, _compare, _measure, _start
-from lpcompile.bench.task import Task, logits, loss, slice_of, work
+from lpcompile.bench.request import BenchRequest
+from lpcompile.bench.results import Bench, BenchRow
+from lpcompile.bench.run import _check_memory, _start
+from lpcompile.bench.work import WorkSpec, logits, loss, slice_of, work
 from lpcompile.cli.main import main
 from lpcompile.errors import UsageError
 from lpcompile.runtime.methods import METHODS
@@ -44,21 +47,21 @@ def answer(ends, cpu=None, thread=None, spent=None, **given):
 
 
 def measured(name, blocks, K=2, batch=8):
-    row = Row(name)
-    _measure(row, blocks, Request("m", K=K, batch=batch))
+    row = BenchRow(name)
+    measure(row, blocks, BenchRequest("m", K=K, batch=batch))
     return row
 
 
 def small_bench(**rhos):
     """Rows with these speedups; the limit is 1.9."""
-    found = Bench(Request("resnet20", contenders=tuple(rhos)), MACHINE)
+    found = Bench(BenchRequest("resnet20", contenders=tuple(rhos)), MACHINE)
     for name, rho in {PLAIN: 1.0, LIMIT: 1.9, **rhos}.items():
         count = 1 if name in (PLAIN, THREADS) else 2
         ranks = [
             {"peak": int(2**20 * 100 / rho), "idle": 0.1, "sent": 1024, "parts": dict.fromkeys(PARTS, 1.5)}
         ] * count
         step = [100 / rho, 90 / rho, 110 / rho]
-        found.rows.append(Row(name, step=step, steps=20, rho=rho, of_limit=rho / 1.9, rate=5.0, ranks=ranks))
+        found.rows.append(BenchRow(name, step=step, steps=20, rho=rho, of_limit=rho / 1.9, rate=5.0, ranks=ranks))
     return found
 
 
@@ -73,12 +76,12 @@ def test_a_step_ends_when_all_ranks_are_through_with_it():
 
 
 def test_trainings_of_the_limit_are_measured_on_their_own_and_count_k_times():
-    found = Bench(Request("m", K=2, batch=8), MACHINE)
+    found = Bench(BenchRequest("m", K=2, batch=8), MACHINE)
     plain = measured(PLAIN, [[answer([0.0, 1.0, 2.0])]])
     limit = measured(LIMIT, [[answer([0.0, 1.25, 2.5]), answer([0.7, 1.95, 3.2])]])
     twice = measured("penalty", [[answer([0.0, 0.5, 1.0])] * 2])
     found.rows = [plain, limit, twice]
-    _compare(found)
+    compare(found)
     assert limit.step[0] == pytest.approx(1250) and limit.rate == pytest.approx(16 / 1.25)
     assert limit.rho == pytest.approx(1.6) and twice.rho == pytest.approx(2.0)
     assert twice.of_limit == pytest.approx(1.25) and limit.of_limit == pytest.approx(1.0)
@@ -113,7 +116,7 @@ def test_losses_for_what_models_give():
 
 
 def test_every_contender_gets_the_same_work():
-    task = Task("resnet20", 2, 4, "3x8x8")
+    task = WorkSpec("resnet20", 2, 4, "3x8x8")
     one, other = work(task), work(task)
     for (x, y, index), (x2, y2, index2) in zip(one.batches, other.batches, strict=True):
         assert torch.equal(x, x2) and torch.equal(y, y2) and torch.equal(index, index2)
@@ -138,7 +141,7 @@ def test_micro_batches_are_tried_only_where_results_do_not_depend_on_them():
 ])  # fmt: skip
 def test_what_cannot_be_measured_is_told_before_anything_starts(given, says):
     with pytest.raises(UsageError, match=says):
-        Request("resnet20", **given).check()
+        BenchRequest("resnet20", **given).check()
 
 
 def test_short_memory_is_told():
@@ -158,7 +161,7 @@ def test_a_bench_is_saved_and_read_again(tmp_path):
 
 def test_the_text_and_the_page_say_what_was_found():
     found = small_bench(threads=1.7, penalty=1.8, ddp=1.85)
-    found.rows.append(Row("fsdp", why="cannot: a <batch> of 3"))
+    found.rows.append(BenchRow("fsdp", why="cannot: a <batch> of 3"))
     found.rows[-2].tried = {"2": 50.0}
     found.start, found.scaling = {"launch": 1.0}, [{"K": 2, "penalty": 1.9}, {"K": 4, "penalty": 3.1}]
     text = bench_table.text(found)
@@ -170,7 +173,7 @@ def test_the_text_and_the_page_say_what_was_found():
         and page.count("<svg") == 3
         and "http" not in page.replace("http://www.w3.org", "")
     )
-    assert bench_table.text(Bench(Request("m"), MACHINE)) == "nothing has been measured"
+    assert bench_table.text(Bench(BenchRequest("m"), MACHINE)) == "nothing has been measured"
 
 
 RULES = [
@@ -283,18 +286,18 @@ def test_a_contender_that_cannot_run_does_not_stop_the_others(tmp_path, capsys):
 
 def test_an_odd_batch_has_no_two_halves_for_ddp():
     with pytest.raises(UsageError, match="a batch of 5 has no 2 equal parts"):
-        _start(Row("ddp"), Request("resnet20", batch=5), Planned({}, {}, 0))
+        _start(BenchRow("ddp"), BenchRequest("resnet20", batch=5), Planned({}, {}, 0))
 
 
 def test_torchs_pipelines_cannot_run_where_ours_cannot():
     with pytest.raises(UsageError, match="too many stages"):
-        _start(Row("torch-1f1b"), Request("resnet20"), Planned({}, {"1f1b": "too many stages"}, 0))
+        _start(BenchRow("torch-1f1b"), BenchRequest("resnet20"), Planned({}, {"1f1b": "too many stages"}, 0))
 
 
 def test_without_plain_training_nothing_has_a_speedup_and_no_ratio_holds(tmp_path):
     found = small_bench(penalty=1.7)
     found.rows = [dataclasses.replace(row, rho=None, of_limit=None) for row in found.rows if row.name != PLAIN]
-    _compare(found)
+    compare(found)
     assert all(row.rho is None for row in found.rows)
     judged = gate.judge(found, (gate.Rule("penalty", "rho", LIMIT, least=0.1),))
     assert not judged[0].holds and "not measured" in gate.gate_text(judged)
@@ -365,4 +368,4 @@ def test_ctrl_c_keeps_what_was_measured_and_leaves_no_process(tmp_path):
 
 def test_torchs_zero_bubble_takes_no_compiled_stages():
     with pytest.raises(UsageError, match="torch's zero-bubble schedule takes no stages that torch.compile made"):
-        _start(Row("torch-zb"), Request("resnet20", compile=True), Planned({}, {}, 0))
+        _start(BenchRow("torch-zb"), BenchRequest("resnet20", compile=True), Planned({}, {}, 0))

@@ -18,7 +18,8 @@ from torch import nn
 import lpcompile
 from lpcompile.cli.main import main
 from lpcompile.runtime.checkpoint import checkpoint
-from lpcompile.training.job import Job, compiled
+from lpcompile.training.build import compile_job
+from lpcompile.training.job import Job
 from tests.runtime.ranks import free_port
 
 ROOT = Path(__file__).parents[2]
@@ -188,7 +189,7 @@ def test_what_cannot_be_is_said_in_one_line(words, code, text, capsys):
 
 def test_too_many_stages_and_too_few_classes(net, capsys):
     with pytest.raises(lpcompile.PlanError, match="K = 40 stages are too many: the model can be cut into at most"):
-        compiled(Job(net, K=40, cost="flops"), build(net), torch.randn(4, 1, 8, 8), None)
+        compile_job(Job(net, K=40, cost="flops"), build(net), torch.randn(4, 1, 8, 8), None)
     assert main(["train", *arguments(net.replace("build", "two"), "--input", "1x8x8", "-K", "1")]) == 2
     assert "gives [2, 2] and digits has 10 classes" in capsys.readouterr().err
 
