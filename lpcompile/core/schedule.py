@@ -161,6 +161,12 @@ def _instruction(data: dict[str, Any]) -> Instruction:
     return Instruction(str(data["op"]), int(data["slot"]), int(data["boundary"]), int(data["peer"]), reads, writes)
 
 
+def moment(item: Instruction, at: int, micro: int) -> tuple[int, int]:
+    """When the instruction at this position of its list handles its micro-batch: the step, counted from the one that the
+    micro-batch belongs to, and the position. Moments of one micro-batch compare as times."""
+    return (-(item.slot // micro), at)
+
+
 class Builder:
     """Writes one rank's list.
 

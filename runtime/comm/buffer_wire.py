@@ -22,6 +22,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from lpcompile.core.stage_io import io_of
 from lpcompile.runtime.comm.buffer import Buffer, Entry, LocalReplay, Replay, check
 from lpcompile.runtime.comm.mesh import Mesh
 from lpcompile.runtime.launch.launch import GRACE, PATIENCE
@@ -158,7 +159,7 @@ def open_replay(engine: Engine) -> Replay:
     if replay is None:
         replay = WireReplay(engine.mesh) if engine.mesh is not None else LocalReplay(engine.plan.K)
     replay.use(engine.settings.buffer, engine.settings.buffer_policy)
-    taken = [stage._lp_io[True].inputs for stage in engine.program.stages]
+    taken = [io_of(stage).inputs for stage in engine.program.stages]
     for w in engine.workers:
         above = [*taken[w.rank + 1 :], *(h.net.io.inputs for r, h in engine.heads.items() if r > w.rank)]
         w.replay, w.onward = replay, tuple(sorted({i for inputs in above for i in inputs}))

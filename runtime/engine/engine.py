@@ -5,16 +5,18 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from lpcompile.core.compiled import CompiledProgram
 from lpcompile.core.memory_format import laid_out_as, lies_channels_last
 from lpcompile.core.method import hosts_of
 from lpcompile.core.micro_batches import micro_of
 from lpcompile.core.pipeline_order import PIPELINES, micro_batches
 from lpcompile.core.schedule import Schedule
+from lpcompile.core.stage_io import refresh, use_mode
 from lpcompile.core.staleness import staleness
 from lpcompile.core.verify import verify
 from lpcompile.errors import UsageError
@@ -34,9 +36,6 @@ from lpcompile.runtime.methods import Method, ScheduleOptions, get_method
 from lpcompile.runtime.methods.pipelines import about_batch_norm
 from lpcompile.runtime.penalty.heads import Head, add_head, head_nets
 
-if TYPE_CHECKING:
-    from lpcompile.program import Program
-
 log = logging.getLogger("lpcompile")
 WARMUP = 200  # exact steps at most, where AuxNets do not start consistently and nobody says how many
 Prepared = tuple[Schedule, dict[int, tuple[Op, ...]]]
@@ -50,7 +49,7 @@ class Engine:
 
     def __init__(
         self,
-        program: Program,
+        program: CompiledProgram,
         loss_fn: Callable[[Any, Any], Tensor],
         *,
         optimizer: Factory,
@@ -85,9 +84,9 @@ class Engine:
         if not self.distributed:
             program.module.to(self.device)
         for stage in program.stages:
-            stage._lp_refresh()
+            refresh(stage)
             if not stage.training:
-                stage._lp_use_mode(True)
+                use_mode(stage, True)
         if not program.module.training:  # else the user's own choice of layers that stay in evaluation holds
             program.train()
         self.steps = 0  # calls of `step`

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
-from lpcompile.core.schedule import STEPWISE, Instruction, Ref, Schedule
+from lpcompile.core.schedule import STEPWISE, Instruction, Ref, Schedule, moment
 from lpcompile.errors import ScheduleError
 from lpcompile.runtime.comm.transport import Key, Transport
 from lpcompile.runtime.engine import handlers, split_backward
@@ -41,7 +41,7 @@ def prepare(schedule: Schedule, rank: int) -> tuple[Op, ...]:
     last: dict[Ref, tuple[tuple[int, int], Ref]] = {}
     for at, item in enumerate(items):
         for ref in (*item.reads, *item.writes) if item.op not in STEPWISE and item.op != "recv" else ():
-            key, when = Ref(ref.kind, ref.boundary, ref.slot % M), (-(ref.slot // M), at)
+            key, when = Ref(ref.kind, ref.boundary, ref.slot % M), moment(item, at, M)
             if key not in last or when >= last[key][0]:
                 last[key] = (when, ref)
     frees: dict[int, list[Ref]] = {}

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import combinations
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from lpcompile.core.stage_io import StageIO
+from lpcompile.core.compiled import CompiledProgram, output_tree
+from lpcompile.core.stage_io import StageIO, io_of, own_io
 from lpcompile.errors import UsageError
 from lpcompile.runtime.comm.transport import Local, Transport
 from lpcompile.runtime.engine.settings import Settings
@@ -19,18 +20,15 @@ from lpcompile.runtime.engine.update import Updater
 from lpcompile.runtime.engine.worker import Net, Worker
 from lpcompile.runtime.penalty.kappa import kappa_net
 
-if TYPE_CHECKING:
-    from lpcompile.program import Program
-
 Factory = Callable[[list[nn.Parameter]], Any]
 FIRST_SCALE = 2.0**16
 
 
 def aux_nets(
-    program: Program, given: Sequence[nn.Module] | None, recursive: bool, hosts: dict[int, int]
+    program: CompiledProgram, given: Sequence[nn.Module] | None, recursive: bool, hosts: dict[int, int]
 ) -> dict[int, Net]:
     """AuxNets by boundary. A module without a record of its own is called as its stage, or on the model's inputs."""
-    modules = given if given is not None else getattr(program, "auxnets", ())
+    modules = given if given is not None else program.auxnets
     if len(modules) != program.plan.K - 1:
         raise UsageError(
             f"{len(modules)} AuxNets for {program.plan.K - 1} boundaries; "
@@ -38,10 +36,9 @@ def aux_nets(
         )
     found, dtype = {}, getattr(torch, program.plan.aux_dtype) if program.plan.aux_dtype else None
     for k, module in enumerate(modules, start=1):
-        stage: StageIO = program.stages[k - 1]._lp_io[True]
-        default = StageIO((), program.stages[0]._lp_io[True].inputs, stage.boundary, ()) if recursive else stage
-        own = getattr(module, "_lp_io", None)
-        found[k] = Net(module, own[True] if own else default, dtype=dtype)
+        stage = io_of(program.stages[k - 1])
+        default = StageIO((), io_of(program.stages[0]).inputs, stage.boundary, ()) if recursive else stage
+        found[k] = Net(module, own_io(module) or default, dtype=dtype)
     for i, j in combinations(found, 2):
         left, right = ({id(p) for p in found[k].module.parameters()} for k in (i, j))
         if left & right and hosts[i] != hosts[j]:
@@ -72,9 +69,9 @@ class Elsewhere:
         next(a for a in (*args, *(kwargs or {}).values()) if isinstance(a, Elsewhere)).used  # noqa: B018
 
 
-def structured(program: Program, io: StageIO, found: Sequence[Any], training: bool, why: str = BEFORE) -> Any:
+def structured(program: CompiledProgram, io: StageIO, found: Sequence[Any], training: bool, why: str = BEFORE) -> Any:
     """The model's output, in its own structure, from what the last stage gives. `why`: what is missing, if anything."""
-    tree = program.captured._lp.trees[training]
+    tree = output_tree(program, training)
     flat: list[Any] = [Elsewhere(i, why) for i in range(tree.count)]
     for position, value in zip(io.outputs, found, strict=True):
         flat[position] = value
@@ -82,24 +79,24 @@ def structured(program: Program, io: StageIO, found: Sequence[Any], training: bo
 
 
 def loss_of(
-    program: Program, stage: Net, loss_fn: Callable[[Any, Any], Tensor]
+    program: CompiledProgram, stage: Net, loss_fn: Callable[[Any, Any], Tensor]
 ) -> Callable[[Sequence[Any], Any], Tensor]:
     """The user's loss on what the last stage gives."""
     return lambda found, target: loss_fn(structured(program, stage.io, found, True), target)
 
 
-def stage_net(program: Program, rank: int, settings: Settings) -> Net:
+def stage_net(program: CompiledProgram, rank: int, settings: Settings) -> Net:
     """A stage as it runs in training. torch.compile finds by itself what may be written in place, and under autocast
     sums may have another dtype than what they are made of."""
     stage = program.stages[rank]
-    net = Net(stage, stage._lp_io[True])
+    net = Net(stage, io_of(stage))
     if settings.compile:
         return compiled(net)
     return net if settings.autocast is not None else replace(net, call=program.lean_stage(rank))
 
 
 def make_worker(
-    program: Program,
+    program: CompiledProgram,
     rank: int,
     loss_fn: Callable[[Any, Any], Tensor],
     optimizer: Factory,

@@ -57,7 +57,7 @@ class Trainer(Engine):
         inputs = to_device(self._inputs(x, size), self.device)
         if self.channels_last:
             inputs = [channels_last(t) for t in inputs]
-        specs = [spec for _, spec in self.program.captured._lp.signature.inputs]
+        specs = self.program.input_specs
         parts = micro_batches(inputs, specs, to_device(y, self.device), index, self.micro, self.steps, size)
         scale = self.workers[0].updater.scale
         parts = [replace(part, scale=scale) for part in parts] if scale != 1.0 else parts

@@ -5,20 +5,18 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from lpcompile.core.compiled import CompiledProgram
 from lpcompile.core.schedule import Instruction
-from lpcompile.core.stage_io import StageIO
+from lpcompile.core.stage_io import StageIO, own_io
 from lpcompile.errors import UsageError
 from lpcompile.runtime.engine.batch import MicroBatch
 from lpcompile.runtime.engine.team import Factory, structured
 from lpcompile.runtime.engine.worker import Net, Worker
-
-if TYPE_CHECKING:
-    from lpcompile.program import Program
 
 WHY = (
     "which the heads of the stages below do not give: it is made before the model's end, and a head leads to its end; "
@@ -54,7 +52,7 @@ class Head:
 
 
 def head_nets(
-    program: Program, given: Sequence[nn.Module] | None, loss_fn: Callable[[Any, Any], Tensor]
+    program: CompiledProgram, given: Sequence[nn.Module] | None, loss_fn: Callable[[Any, Any], Tensor]
 ) -> dict[int, Head]:
     """Heads by rank: the program's, or the user's, which take a boundary's tensors and give what the loss takes."""
     modules = given if given is not None else program.heads
@@ -66,7 +64,7 @@ def head_nets(
     found = {}
     for k, module in enumerate(modules):
         own = copy.deepcopy(loss_fn) if isinstance(loss_fn, nn.Module) else loss_fn
-        io: StageIO | None = getattr(module, "_lp_io", {}).get(True)
+        io = own_io(module)
         if io is None:
             specs = program.plan.boundaries[k].specs
             found[k] = Head(Net(module, StageIO(specs, (), (), ())), own, lambda given: given)
@@ -75,7 +73,7 @@ def head_nets(
     return found
 
 
-def _output_of(program: Program, io: StageIO) -> Callable[[Any], Any]:
+def _output_of(program: CompiledProgram, io: StageIO) -> Callable[[Any], Any]:
     def output(given: Any) -> Any:
         return structured(program, io, given if isinstance(given, tuple) else (given,), True, WHY)
 
