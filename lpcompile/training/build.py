@@ -54,7 +54,7 @@ def compile_job(job: Job, model: nn.Module, x: torch.Tensor, before: Path | None
         saved = checkpoint.describe(before)
         if saved["K"] == job.K:
             plan = plan or Plan.from_json(saved["plan"])
-        else:  # other stages: AuxNets begin as copies of what the saved model has become
+        else:  # other stages: AuxNets start as copies of the saved model
             checkpoint.check_model(model, before)
             model.load_state_dict(checkpoint.model_state(before), strict=True)
             init = "copy"

@@ -29,7 +29,7 @@ GPU_LOADER_WORKERS = 2  # processes that load images for a rank on a GPU
 
 
 def train(job: Job) -> dict[str, Any]:
-    """Run a job: as one rank where torchrun started this process, else on ranks of its own."""
+    """Run a job: as one rank under torchrun, else on processes of its own."""
     job.check()
     world = job.K * job.replicas
     if launch.torchrun_rank() is not None and int(os.environ["WORLD_SIZE"]) > 1:

@@ -1,6 +1,6 @@
 """Storage for torch.distributed.checkpoint in safetensors files and JSON: nothing in it is ever unpickled.
 
-Each rank writes one file; `index.json` says which tensor is in which. Files are on disk (fsync) before they count.
+Each rank writes one file; `index.json` has the file of each tensor. All are on disk (fsync) before the folder is renamed.
 """
 
 from __future__ import annotations
