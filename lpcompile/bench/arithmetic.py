@@ -12,15 +12,16 @@ from lpcompile.bench.results import Bench, BenchRow
 
 
 def step_times(name: str, answers: list[dict[str, Any]]) -> list[float]:
-    """ms of each step: from when all ranks were through with one to when all are through with the next."""
+    """ms of each step: from the time when all ranks have ended one to the time when all have ended the next."""
     ends = [a["ends"] for a in answers]
-    if name == LIMIT:  # trainings that have nothing to do with each other
+    if name == LIMIT:  # independent trainings
         return [1e3 * (b - a) for one in ends for a, b in pairwise(one)]
     last = [max(at) for at in zip(*ends, strict=True)]
     return [1e3 * (b - a) for a, b in pairwise(last)]
 
 
 def measure(row: BenchRow, blocks: list[list[dict[str, Any]]], request: BenchRequest) -> None:
+    """Fill in a row from the answers of its ranks, block by block."""
     samples = [s for answers in blocks for s in step_times(row.name, answers)]
     if not samples:
         return
@@ -33,7 +34,7 @@ def measure(row: BenchRow, blocks: list[list[dict[str, Any]]], request: BenchReq
 
 
 def _rank(answers: list[dict[str, Any]], name: str) -> dict[str, Any]:
-    """Of one rank over all blocks. What its thread and the others of its process did with their time adds up to it."""
+    """Figures of one rank over all blocks. The parts add up to its wall time."""
     count = sum(len(a["ends"]) - 1 for a in answers)
     wall = sum(a["ends"][-1] - a["ends"][0] for a in answers)
     thread = sum(a["thread"] for a in answers)
@@ -53,7 +54,8 @@ def _rank(answers: list[dict[str, Any]], name: str) -> dict[str, Any]:
     }
 
 
-def compare(found: Bench) -> None:
+def add_speedups(found: Bench) -> None:
+    """ρ against plain training, and its share of the measured limit."""
     plain, limit = found.row(PLAIN), found.row(LIMIT)
     if plain is None:
         return

@@ -33,14 +33,14 @@ class Contender:
         raise NotImplementedError
 
     def use(self, micro: int) -> None:
-        """Go on with so many micro-batches a step."""
+        """Set the number of micro-batches per step."""
         raise NotImplementedError
 
     def finish(self) -> None:
-        """Nothing is under way afterwards."""
+        """Complete all that is in flight."""
 
     def held(self) -> int:
-        """Bytes of what stays from step to step: weights, buffers, the optimizer's state."""
+        """Bytes that stay from step to step: weights, buffers, optimizer state."""
         raise NotImplementedError
 
 

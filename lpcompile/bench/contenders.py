@@ -38,7 +38,7 @@ PARTS = {"forward": "forward", "backward": "backward", "auxiliary": "aux", "step
 
 
 class Plain(Contender):
-    """The loop that everybody writes; around a wrapped model, and on a part of the batch, it is data parallelism."""
+    """A plain training loop; with a wrapped model and a part of the batch, data parallelism."""
 
     buckets = 0  # bytes that DDP keeps for gradients
 
@@ -68,7 +68,7 @@ class Plain(Contender):
 
 
 class Ours(Contender):
-    """One rank of a method of ours, by the trainer that everybody uses."""
+    """One rank of a method of ours, by the public trainer."""
 
     def __init__(self, given: Work, program: Program, method: str, compiled: bool, transfer: str | None) -> None:
         super().__init__(given)
@@ -100,7 +100,7 @@ class Ours(Contender):
 
 
 def make(name: str, spec: WorkSpec, plan: Plan | None) -> Contender:
-    """This rank's part of a contender. `plan`: for those that run on stages."""
+    """This rank's part of a contender. `plan`: for contenders that run on stages."""
     given = work(spec)
     if name in (PLAIN, LIMIT):
         return Plain(given, spec.compile)
@@ -130,7 +130,7 @@ def make(name: str, spec: WorkSpec, plan: Plan | None) -> Contender:
 
 
 def _ddp(given: Work, transfer: str | None) -> nn.Module:
-    """Looking for parameters without a gradient takes time in every step, so it does that only where there are some."""
+    """DDP searches for unused parameters in every step, which takes time: only for models that have some."""
     x, y, _ = given.batches[0]
     part = slice_of((x, y), dist.get_rank(), dist.get_world_size())
     with untouched(given.model):
@@ -147,7 +147,7 @@ def _ddp(given: Work, transfer: str | None) -> nn.Module:
 
 
 def _fsdp(model: nn.Module) -> nn.Module:
-    """Every block by itself, as its documentation advises: what stands in a list or a sequence and has parts."""
+    """Shard each block by itself, as the documentation advises: children of lists and sequences that have parts."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
@@ -165,7 +165,7 @@ def _nbytes(model: nn.Module) -> int:
 
 
 def micro_choices(name: str, plan: Plan) -> list[int]:
-    """Micro-batches to try for a contender whose results do not depend on them; none for the others."""
+    """Numbers of micro-batches to try for a contender whose results do not depend on them; none for others."""
     method = TORCH.get(name, name)
     if method not in SCHEDULES or not plan.batch_free or not plan.batch:
         return []
@@ -173,5 +173,5 @@ def micro_choices(name: str, plan: Plan) -> list[int]:
     for micro in (plan.K, 2 * plan.K, 4 * plan.K, 8 * plan.K):
         with contextlib.suppress(UsageError):
             found.append(micro_batches(method, plan.K, plan.batch, micro))
-    # a BatchNorm may refuse single samples, and they are nobody's fastest
+    # a BatchNorm may refuse single samples, which are never the fastest
     return [micro for micro in found if plan.batch // micro > 1] or found[:1]

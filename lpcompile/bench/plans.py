@@ -28,7 +28,7 @@ MORE_CORES = replace(THIS_MACHINE, name="this machine with more cores", gpus=max
 
 @dataclass(frozen=True)
 class Planned:
-    """By method: a plan, or why there is none. start: seconds; parameter_bytes: of the model."""
+    """Plans by method, and reasons for refusals. start: seconds; parameter_bytes: of the model."""
 
     plans: dict[str, Plan]
     refused: dict[str, str]
@@ -47,7 +47,7 @@ def plans_of(spec: WorkSpec, methods: tuple[str, ...], cost: str, timeout: float
 
 
 def _plan(spec: WorkSpec, methods: tuple[str, ...], cost: str) -> dict[str, Any]:
-    """In a process of its own, pinned as a rank is."""
+    """Plan all methods, in a process that is pinned as a rank is."""
     with fresh_costs():
         return _plan_all(spec, methods, cost)
 
@@ -86,7 +86,7 @@ def _plan_all(spec: WorkSpec, methods: tuple[str, ...], cost: str) -> dict[str, 
 
 
 def _scaling(plans: dict[str, Plan]) -> list[dict[str, Any]]:
-    """ρ by K and method, each from the plan that has its costs (of AuxNets, too), on a machine with as many cores."""
+    """Simulated ρ by K and method, each from the method's own plan, on a machine with K cores."""
     found: list[dict[str, Any]] = []
     for K in SIMULATED_STAGES:
         line: dict[str, Any] = {"K": K}

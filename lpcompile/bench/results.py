@@ -15,12 +15,12 @@ VERSION = 1
 
 @dataclass
 class BenchRow:
-    """What was found of one contender. Without `step` it has not been measured, and `why` says why.
+    """Figures of one contender. Without `step` it has not been measured, and `why` says why.
 
     step: [median, lower, upper quartile] of a step in ms. rho: plain training's step over this one's; for `limit`, K
-    times that, since K trainings run. of_limit: rho over the measured limit's. ranks: for each one the most bytes that
-    the process had (`peak`), the share of time in which it did nothing (`idle`), bytes sent a step (`sent`), and ms of
-    a step by what they were for (`parts`). built, first: seconds until the first step could begin, and of that step.
+    times that, since K trainings run. of_limit: rho over the measured limit's. ranks: for each one its peak memory in
+    bytes (`peak`), its share of idle time (`idle`), bytes sent per step (`sent`), and ms of a step by part (`parts`).
+    built, first: seconds until the first step, and of that step.
     tried: ms of a step by number of micro-batches, where several were tried.
     """
 
@@ -28,7 +28,7 @@ class BenchRow:
     why: str = ""
     step: list[float] = field(default_factory=list)
     steps: int = 0
-    rho: float | None = None  # without plain training's step there is none
+    rho: float | None = None  # None without plain training
     of_limit: float | None = None
     rate: float = 0.0
     micro: int = 1
@@ -39,13 +39,13 @@ class BenchRow:
 
     @property
     def peak(self) -> int:
-        """Bytes of the rank that needs most."""
+        """Bytes of the rank with the largest peak."""
         return max((r["peak"] for r in self.ranks), default=0)
 
 
 @dataclass
 class Bench:
-    """What has been found so far. `start`: seconds of what comes before and between steps; `scaling`: simulated."""
+    """All results so far. `start`: seconds before and between steps; `scaling`: simulated."""
 
     request: BenchRequest
     machine: dict[str, Any] = field(default_factory=dict)
@@ -55,7 +55,7 @@ class Bench:
     version: int = VERSION
 
     def row(self, name: str) -> BenchRow | None:
-        """A contender that was measured."""
+        """The row of a contender, if it was measured."""
         return next((r for r in self.rows if r.name == name and r.step), None)
 
     def to_json(self) -> dict[str, Any]:

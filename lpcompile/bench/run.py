@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lpcompile.bench.arithmetic import compare, measure, step_times
+from lpcompile.bench.arithmetic import add_speedups, measure, step_times
 from lpcompile.bench.contenders import DDP, FSDP, LIMIT, PLAIN, THREADS, TORCH, micro_choices
 from lpcompile.bench.plans import Planned, plans_of
 from lpcompile.bench.request import DEFAULT_STEPS, BenchRequest
@@ -71,19 +71,19 @@ def bench(found: Bench, tell: Callable[[str], None] = lambda _: None) -> None:
                 if row.name in teams:
                     with _noting(row, teams, tell):
                         teams[row.name].blocks.append(teams[row.name].team.ask("block", steps))
-        _measure_all(found, teams)  # a checkpoint that fails ends its contender, and not what was measured of it
+        _measure_all(found, teams)  # a failing checkpoint ends its contender, but its figures stay
         _checkpoint(found, teams, tell)
     finally:
         with _undisturbed():
             _measure_all(found, teams)  # also until Ctrl-C
-            compare(found)
+            add_speedups(found)
             for one in teams.values():
                 one.team.end()
 
 
 @contextmanager
 def _undisturbed() -> Iterator[None]:
-    """A second Ctrl-C does not keep the first one's from ending all processes."""
+    """Ignore a second Ctrl-C while the first one ends all processes."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -95,7 +95,7 @@ def _undisturbed() -> Iterator[None]:
 
 
 class _noting(suppress):
-    """A failure is the row's to tell; its processes have ended by then."""
+    """Note a failure in its row and end the contender's processes."""
 
     def __init__(self, row: BenchRow, teams: dict[str, _Measured], tell: Callable[[str], None]) -> None:
         super().__init__(LpError)
@@ -128,7 +128,7 @@ def _start(row: BenchRow, request: BenchRequest, planned: Planned) -> Team:
 
 
 def _check_memory(needed: int) -> None:
-    """All contenders are in memory at once: tell before the system ends one of them."""
+    """All contenders are in memory at once: refuse before the system kills one of them."""
     with suppress(OSError, StopIteration, ValueError):
         lines = Path("/proc/meminfo").read_text().splitlines()
         free = 1024 * int(next(line for line in lines if line.startswith("MemAvailable")).split()[1])
@@ -140,7 +140,7 @@ def _check_memory(needed: int) -> None:
 
 
 def _warm(row: BenchRow, team: Team, request: BenchRequest, planned: Planned) -> None:
-    """Past the first steps, and with the best number of micro-batches where that is a matter of speed only."""
+    """Warm up, and choose the fastest number of micro-batches if results do not depend on it."""
     ready = team.answers()
     row.built, row.first = max(a["built"] for a in ready), max(a["first"] for a in ready)
     row.micro = ready[0]["micro"]
@@ -155,7 +155,7 @@ def _warm(row: BenchRow, team: Team, request: BenchRequest, planned: Planned) ->
     if choices:
         row.micro = min(choices, key=lambda m: row.tried[str(m)])
         team.ask("use", row.micro)
-    team.ask("block", DISTINCT_BATCHES)  # stored λ begin with a first look at every batch
+    team.ask("block", DISTINCT_BATCHES)  # stores of λ are filled by the first pass over all batches
 
 
 def _measure_all(found: Bench, teams: dict[str, _Measured]) -> None:
@@ -165,7 +165,7 @@ def _measure_all(found: Bench, teams: dict[str, _Measured]) -> None:
 
 
 def _checkpoint(found: Bench, teams: dict[str, _Measured], tell: Callable[[str], None]) -> None:
-    """How long a checkpoint of one of ours takes, and from the command to the first step."""
+    """Measure a checkpoint of one of our methods, and the time from the command to its first step."""
     ours = [n for n in teams if n in METHODS]
     name = "multiplier" if "multiplier" in ours else ours[0] if ours else None
     if name is None:

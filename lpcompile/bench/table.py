@@ -1,4 +1,4 @@
-"""A bench as tables that a person reads (and pastes: they are Markdown), with notes on how to read them."""
+"""A bench as Markdown tables, with notes on how to read them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SHOWN = {"aux": "AuxNet", "python": "Python"}
 
 
 def text(found: Bench) -> str:
-    """What is there so far."""
+    """The tables and notes of all that has been measured so far."""
     measured = [r for r in found.rows if r.step]
     if not measured:
         return "\n".join(["nothing has been measured", *(f"- {row.name} {row.why}" for row in found.rows if row.why)])
@@ -88,7 +88,7 @@ def part_cells(row: BenchRow) -> list[str]:
 
 
 def notes(found: Bench) -> list[str]:
-    """How to read the numbers, as far as it follows from what was asked and found."""
+    """How to read the numbers of this request and result."""
     r, machine = found.request, found.machine
     lines = [
         "ρ: plain training's step over the contender's, medians over the whole run; contenders took turns in short "

@@ -1,4 +1,4 @@
-"""The processes of one contender, as the bench sees them: started once, then told when it is their turn."""
+"""The processes of one contender: started once, then sent commands."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from lpcompile.core.plan import Plan
 from lpcompile.errors import LpError, TrainingError
 from lpcompile.runtime.launch import launch
 
-POLL = 0.2  # seconds between looks whether a contender that has not answered is still there
+POLL = 0.2  # seconds between checks that a contender is still alive
 
 
 class Team:
-    """All ranks of a contender, and whoever supervises them: a failure is raised by the next `ask`."""
+    """All ranks of a contender and the thread that supervises them; `ask` raises their failure."""
 
     def __init__(self, name: str, spec: WorkSpec, plan: Plan | None, timeout: float) -> None:
         self.name, self.world = name, 1 if name in (PLAIN, THREADS) else spec.K
@@ -37,7 +37,7 @@ class Team:
         self.thread.start()
 
     def ask(self, command: str, value: Any = None) -> list[dict[str, Any]]:
-        """Tell all ranks to do something; gives their answers."""
+        """Send a command to all ranks; gives their answers."""
         for pipe in self.pipes:
             pipe.send((command, value))
         return self.answers()
@@ -57,7 +57,7 @@ class Team:
         return TrainingError(f"{self.name} ended: {self.error or 'without a reason'}")
 
     def end(self) -> None:
-        """No process stays."""
+        """End all processes."""
         for pipe in self.pipes:
             with contextlib.suppress(OSError):
                 pipe.send(("end", None))

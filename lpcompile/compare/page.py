@@ -1,4 +1,4 @@
-"""A comparison as one page that needs nothing else: tables, accuracy over time, and timelines drawn from traces."""
+"""A comparison as one self-contained page: tables, accuracy over time, and timelines drawn from traces."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ class MethodRow:
 
 @dataclass
 class Comparison:
-    """What has been found so far. `serial` is plain training on one core; `target` the accuracy to be reached."""
+    """All results so far. `serial` is plain training on one core; `target` the accuracy to reach."""
 
     request: CompareRequest
     machine: dict[str, Any] = field(default_factory=dict)

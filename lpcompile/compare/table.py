@@ -1,4 +1,4 @@
-"""A comparison as two tables that a person reads (and pastes: they are Markdown), with notes on how to read them."""
+"""A comparison as two Markdown tables, with notes on how to read them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MAX_UNTOLD_LOSS = 0.05  # share of the time that a core may work for others with
 
 
 def text(found: Comparison) -> str:
-    """What is there so far."""
+    """The tables and notes of all that has been measured so far."""
     rows = [r for r in (found.serial, *found.rows) if r is not None]
     if not rows:
         return "nothing has been measured"
@@ -62,7 +62,7 @@ def percent(share: float) -> str:
 
 
 def notes(found: Comparison) -> list[str]:
-    """How to read the numbers, as far as it follows from what was asked and found."""
+    """How to read the numbers of this request and result."""
     r, machine = found.request, found.machine
     lines = [
         "test accuracy: of the serial model after the last epoch; in brackets with BatchNorm statistics taken anew.",
@@ -97,7 +97,7 @@ def notes(found: Comparison) -> list[str]:
 
 
 def marks_notes(rows: Sequence[MethodRow], K: int) -> list[str]:
-    """Where the schedules say something else than the paper's table."""
+    """Differences between the schedules and the paper's table."""
     lines = []
     compared = [row.method for row in rows if row.marks and row.method in PAPER_TABLE_1]
     if compared:

@@ -1,7 +1,7 @@
 """A trainer's state under the model's own names, independent of the assignment of stages to ranks.
 
-"model/conv1.weight" is a parameter, "optimizer/conv1.weight/momentum_buffer" its optimizer state. The state of a rank or
-boundary (AuxNets, stores, random streams, schedulers) stays with its rank.
+"model/conv1.weight" is a parameter, "optimizer/conv1.weight/momentum_buffer" its optimizer state. The state of a rank
+or boundary (AuxNets, stores, random streams, schedulers) stays with its rank.
 """
 
 from __future__ import annotations

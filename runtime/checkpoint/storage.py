@@ -1,6 +1,6 @@
 """Storage for torch.distributed.checkpoint in safetensors files and JSON: nothing in it is ever unpickled.
 
-Each rank writes one file; `index.json` has the file of each tensor. All are on disk (fsync) before the folder is renamed.
+Each rank writes one file; `index.json` has the file of each tensor. All are on disk (fsync) before they count.
 """
 
 from __future__ import annotations

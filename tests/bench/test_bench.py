@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from lpcompile.bench import gate
 from lpcompile.bench import page as bench_html
 from lpcompile.bench import table as bench_table
-from lpcompile.bench.arithmetic import compare, measure
+from lpcompile.bench.arithmetic import add_speedups, measure
 from lpcompile.bench.contenders import CONTENDERS, LIMIT, PLAIN, THREADS, TORCH, micro_choices
 from lpcompile.bench.plans import Planned
 from lpcompile.bench.request import BenchRequest
@@ -28,6 +28,7 @@ from lpcompile.bench.work import WorkSpec, logits, loss, slice_of, work
 from lpcompile.cli.main import main
 from lpcompile.errors import UsageError
 from lpcompile.runtime.methods import METHODS
+from tests.distributed.deadline import started, wait_until
 from tests.simulate.even_plan import even_plan
 
 MACHINE = {"date": "2026-01-02", "torch": "2.15", "cores": 2}
@@ -81,7 +82,7 @@ def test_trainings_of_the_limit_are_measured_on_their_own_and_count_k_times():
     limit = measured(LIMIT, [[answer([0.0, 1.25, 2.5]), answer([0.7, 1.95, 3.2])]])
     twice = measured("penalty", [[answer([0.0, 0.5, 1.0])] * 2])
     found.rows = [plain, limit, twice]
-    compare(found)
+    add_speedups(found)
     assert limit.step[0] == pytest.approx(1250) and limit.rate == pytest.approx(16 / 1.25)
     assert limit.rho == pytest.approx(1.6) and twice.rho == pytest.approx(2.0)
     assert twice.of_limit == pytest.approx(1.25) and limit.of_limit == pytest.approx(1.0)
@@ -297,7 +298,7 @@ def test_torchs_pipelines_cannot_run_where_ours_cannot():
 def test_without_plain_training_nothing_has_a_speedup_and_no_ratio_holds(tmp_path):
     found = small_bench(penalty=1.7)
     found.rows = [dataclasses.replace(row, rho=None, of_limit=None) for row in found.rows if row.name != PLAIN]
-    compare(found)
+    add_speedups(found)
     assert all(row.rho is None for row in found.rows)
     judged = gate.judge(found, (gate.Rule("penalty", "rho", LIMIT, least=0.1),))
     assert not judged[0].holds and "not measured" in gate.gate_text(judged)
@@ -350,20 +351,23 @@ def test_ctrl_c_keeps_what_was_measured_and_leaves_no_process(tmp_path):
     file, log = tmp_path / "b.json", tmp_path / "log"
     given = ["--quick", "--steps", "4000", "--batch", "4", "--input", "3x8x8", "--contenders", "penalty"]
     command = [sys.executable, "-m", "lpcompile", "bench", "resnet20", *given, "--json", str(file)]
-    with log.open("w") as err:
-        run = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=err, start_new_session=True)
-    while run.poll() is None and "round 3 " not in log.read_text():
-        time.sleep(0.1)
-    for _ in range(2):  # the second must not keep the first from ending all processes
-        os.kill(run.pid, signal.SIGINT)
-        time.sleep(0.05)
-    assert run.wait(60) == 130, log.read_text()
+    with log.open("w") as err, started(command, stdout=subprocess.DEVNULL, stderr=err) as run:
+        wait_until(lambda: "round 3 " in log.read_text(), 120, "the third round of the bench", run)
+        for _ in range(2):  # the second must not keep the first from ending all processes
+            os.kill(run.pid, signal.SIGINT)
+            time.sleep(0.05)
+        assert run.wait(60) == 130, log.read_text()
+        wait_until(lambda: not session_alive(run.pid), 10, "the end of all processes of the bench")
     found = Bench.from_json(json.loads(file.read_text()))
     assert 8 <= found.row("penalty").steps < 4000 and found.row("penalty").rho > 0
-    with pytest.raises(ProcessLookupError):  # its session has no member left
-        for _ in range(100):
-            os.killpg(run.pid, 0)
-            time.sleep(0.1)
+
+
+def session_alive(leader):
+    try:
+        os.killpg(leader, 0)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 def test_torchs_zero_bubble_takes_no_compiled_stages():

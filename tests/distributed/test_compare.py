@@ -20,12 +20,11 @@ from lpcompile.compare.request import CompareRequest
 from lpcompile.compare.results import VERSION, Comparison
 from lpcompile.compare.run import compare
 from lpcompile.compare.table import text
-from lpcompile.compare.timeline import lanes
-from lpcompile.core.trace import batch_of, kind_of
 from lpcompile.draw.charts import apart, ticks
 from lpcompile.errors import TrainingError, UsageError
 from lpcompile.runtime.engine.peak import Alive
 from lpcompile.runtime.launch.launch import Interrupted
+from lpcompile.runtime.methods import METHODS
 from tests.distributed.test_train import NET
 from tests.runtime.small import mlp
 
@@ -221,24 +220,6 @@ def test_a_file_of_another_version_is_refused():
         Comparison.from_json({"version": 0})
 
 
-def test_lanes_number_the_mini_batch_that_is_worked_on():
-    """Rank 0 is one step late: in step 11 it goes back through batch 10."""
-    late = [(f"backward{'' if s < 0 else ' [-1]'}", 0, 10 + s, s + 0.5, s + 1.0) for s in range(5)]
-    ahead = [("forward", 1, 10 + s, s + 0.0, s + 0.5) for s in range(5)] + [("step", 1, 13, 3.6, 9.0)]
-    assert batch_of(late[1], micro=1) == 10 and batch_of(("wait p1[-3]", 0, 10, 0, 0), micro=4) == 9
-    first, second = lanes([late, ahead], middle=12, micro=1)
-    assert [(e["batch"], e["begin"]) for e in second if e["kind"] == "forward"] == [
-        (1, 0.0),
-        (2, 1000.0),
-        (3, 2000.0),
-        (0, 3000.0),
-    ]
-    assert [e["batch"] for e in first] == [0, 1, 2, 3]
-    assert second[-1]["kind"] == "step" and second[-1]["end"] == 4000.0, "cut where the window ends"
-    assert kind_of("draw X1 from 0") == "wait" and kind_of("backward_input [+1]") == "backward"
-    assert lanes([[], []], middle=3, micro=1) == [[], []]
-
-
 def test_names_beside_lines_do_not_cover_each_other():
     found = sorted(apart([30.0, 31.0, 290.0, 295.0, 296.0]))
     assert all(b - a >= 13 for a, b in pairwise(found)) and found[-1] <= 296
@@ -267,6 +248,6 @@ def test_a_plan_without_auxnets_can_be_followed():
 
 
 def test_marks_name_all_columns_for_all_methods():
-    for method in module.METHODS:
+    for method in METHODS:
         assert list(module.marks(CompareRequest("m"), method)) == list(NAMES)
     assert issubclass(Interrupted, TrainingError)

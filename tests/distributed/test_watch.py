@@ -93,8 +93,3 @@ def test_tensorboard_is_optional(monkeypatch, tmp_path, capsys):
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     run(jobs.trainer(2, "penalty"), jobs.shuffled(), 1, watch=LoopOptions(tensorboard=str(tmp_path)))
     assert "TensorBoard is not installed" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(("seconds", "text"), [(3.2, "0:03"), (75, "1:15"), (3725, "1:02:05")])
-def test_clock(seconds, text):
-    assert logs._clock(seconds) == text
