@@ -56,7 +56,7 @@ def bench(found: Bench, tell: Callable[[str], None] = lambda _: None) -> None:
     try:
         for number, row in enumerate(found.rows, start=1):
             label = f"[{number}/{len(names)}] {row.name}"
-            with _noting(row, teams, tell):
+            with _noting(row, teams):
                 teams[row.name] = _Measured(_start(row, request, planned))
                 _warm(row, teams[row.name].team, request, planned)
                 tell(f"{label}: ready, first step after {row.built + row.first:.1f} s")
@@ -69,10 +69,10 @@ def bench(found: Bench, tell: Callable[[str], None] = lambda _: None) -> None:
             order = list(found.rows)
             for row in order[number % len(order) :] + order[: number % len(order)]:
                 if row.name in teams:
-                    with _noting(row, teams, tell):
+                    with _noting(row, teams):
                         teams[row.name].blocks.append(teams[row.name].team.ask("block", steps))
         _measure_all(found, teams)  # a failing checkpoint ends its contender, but its figures stay
-        _checkpoint(found, teams, tell)
+        _checkpoint(found, teams)
     finally:
         with _undisturbed():
             _measure_all(found, teams)  # also until Ctrl-C
@@ -97,9 +97,9 @@ def _undisturbed() -> Iterator[None]:
 class _noting(suppress):
     """Note a failure in its row and end the contender's processes."""
 
-    def __init__(self, row: BenchRow, teams: dict[str, _Measured], tell: Callable[[str], None]) -> None:
+    def __init__(self, row: BenchRow, teams: dict[str, _Measured]) -> None:
         super().__init__(LpError)
-        self.row, self.teams, self.tell = row, teams, tell
+        self.row, self.teams = row, teams
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> bool:
         if isinstance(error, LpError):
@@ -164,7 +164,7 @@ def _measure_all(found: Bench, teams: dict[str, _Measured]) -> None:
             measure(row, teams[row.name].blocks, found.request)
 
 
-def _checkpoint(found: Bench, teams: dict[str, _Measured], tell: Callable[[str], None]) -> None:
+def _checkpoint(found: Bench, teams: dict[str, _Measured]) -> None:
     """Measure a checkpoint of one of our methods, and the time from the command to its first step."""
     ours = [n for n in teams if n in METHODS]
     name = "multiplier" if "multiplier" in ours else ours[0] if ours else None
@@ -172,7 +172,7 @@ def _checkpoint(found: Bench, teams: dict[str, _Measured], tell: Callable[[str],
         return
     row = next(row for row in found.rows if row.name == name)
     found.start |= {"build": row.built, "first step": row.first}
-    with _noting(row, teams, tell):
+    with _noting(row, teams):
         answers = teams[name].team.ask("save")
         found.start |= {f"checkpoint {what}": max(a[what] for a in answers) for what in ("save", "load")}
 
