@@ -137,7 +137,7 @@ class _Needs:
         """An edge from each instruction to every one that it needs directly."""
         import networkx
 
-        graph = networkx.DiGraph()
+        graph: Any = networkx.DiGraph()
         for rank, items in enumerate(self.schedule.ranks):
             for node in ((rank, at) for at in range(len(items))):
                 graph.add_node(node)

@@ -22,7 +22,7 @@ from torch import nn
 from lpcompile import sources
 from lpcompile.compare import timeline
 from lpcompile.compare.runners import MethodRunner, Runner, SerialRunner
-from lpcompile.runtime.engine import memory, peak
+from lpcompile.runtime.engine import memory
 from lpcompile.runtime.launch import board
 from lpcompile.training.build import check_classes, compile_job, image_shape, make_trainer
 from lpcompile.training.data import loaders
@@ -142,7 +142,7 @@ def _asked(train: Any) -> Iterator[tuple[Any, float, float]]:
 def _tensors(runner: Runner, train: Any) -> int:
     """The most bytes of tensors at once in a step of the steady state."""
     runner.freeze_rate()
-    alive = peak.Alive()
+    alive = memory.Alive()
     with alive:
         for batch in islice(train, runner.keeps + MEMORY_STEPS):
             runner.step(batch)

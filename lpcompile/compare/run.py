@@ -15,7 +15,7 @@ from lpcompile.compare.properties import bare_plan, properties
 from lpcompile.compare.rank import RunSpec, time_serial, train_method, train_serial
 from lpcompile.compare.request import CompareRequest
 from lpcompile.compare.results import Comparison, MethodRow
-from lpcompile.core.micro_batches import default_micro
+from lpcompile.core.method import BatchFacts
 from lpcompile.errors import LpError
 from lpcompile.runtime.launch import launch
 from lpcompile.runtime.methods import ScheduleOptions, get_method
@@ -92,7 +92,7 @@ def marks(request: CompareRequest, method: str) -> dict[str, list[str]]:
     for K in sorted({max(request.K, MIN_MARKED_STAGES), request.K}, reverse=True):
         plan, found = bare_plan(K, method, request.batch), get_method(method)
         try:
-            micro = request.micro if request.micro is not None else default_micro(method, K, request.batch)
+            micro = request.micro if request.micro is not None else found.default_micro(BatchFacts(K, request.batch))
             schedule = found.schedule(plan, ScheduleOptions(micro=micro or 1))
         except LpError:
             continue

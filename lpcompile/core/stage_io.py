@@ -24,11 +24,6 @@ class StageIO:
     outputs: tuple[int, ...]  # the model outputs it gives, by position
 
 
-def sized(spec: TensorSpec, batch: int) -> tuple[int, ...]:
-    """The shape at this batch size."""
-    return tuple(c * batch if c else s for s, c in zip(spec.shape, spec.batch or (0,) * len(spec.shape), strict=True))
-
-
 def batch_of(specs: tuple[TensorSpec, ...], shapes: list[tuple[int, ...]]) -> int | None:
     """The batch size that tensors of these shapes have; None where no dimension follows it."""
     for spec, shape in zip(specs, shapes, strict=True):

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lpcompile.core.pipeline_order import PIPELINES, micro_batches
+from lpcompile.core.pipeline_order import checked_micro
 from lpcompile.errors import UsageError
 from lpcompile.runtime.engine.settings import settings
 from lpcompile.runtime.launch import launch
 from lpcompile.runtime.loop.options import LoopOptions
-from lpcompile.runtime.methods import get_method
+from lpcompile.runtime.methods import DEFAULT, get_method
 from lpcompile.training.recipe import (
     MOMENTUM,
     OPTIMIZERS,
@@ -32,7 +32,7 @@ class Job:
     data: str = "digits"
     K: int = 2
     replicas: int = 1
-    method: str = "multiplier"
+    method: str = DEFAULT
     epochs: int = 12
     batch: int = 64
     lr: float = 0.1
@@ -74,14 +74,13 @@ class Job:
             raise UsageError("--resume needs the folder of the checkpoints: --save DIR")
         if self.batch < 1 or self.epochs < 1 or self.batch % self.replicas:
             raise UsageError(f"--batch {self.batch} cannot be shared by {self.replicas} replicas; give a multiple")
-        if self.method in PIPELINES:
-            micro_batches(self.method, self.K, self.batch // self.replicas, self.options.get("micro"))
+        if (method := get_method(self.method)).pipeline:
+            checked_micro(method, self.K, self.batch // self.replicas, self.options.get("micro"))
 
     @property
     def stores_samples(self) -> bool:
         """Whether the method keeps λ or κ of every sample, for which a sample must always look the same."""
-        method = get_method(self.method)
-        return method.indices or (self.method == "lagrangian" and self.options.get("kappa") != "auxnet")
+        return get_method(self.method).keeps_samples(self.options.get("kappa", "stored"))
 
     def optimizer_factory(self) -> OptimizerFactory:
         return optimizer_factory(self.optimizer, self.lr, self.momentum, self.weight_decay)

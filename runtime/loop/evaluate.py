@@ -14,11 +14,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from lpcompile.core.stage_io import StageIO, batch_of, io_of, own_io, sized, use_mode
+from lpcompile.core.stage_io import StageIO, batch_of, io_of, own_io, use_mode
 from lpcompile.runtime.comm import handshake
 from lpcompile.runtime.comm.transport import Distributed
 from lpcompile.runtime.engine.batch import to_device
-from lpcompile.runtime.engine.team import structured
+from lpcompile.runtime.engine.outputs import structured
 from lpcompile.runtime.engine.worker import Net
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def run_chain(trainer: Engine, chain: Chain, x: Any, random: bool = False) -> li
             continue
         before = chain[i - 1][0] if i else rank
         if here is not None and before != rank:
-            lams = [torch.empty(sized(s, size), dtype=s.dtype, device=trainer.device) for s in net.io.lams]
+            lams = [torch.empty(s.at(size), dtype=s.dtype, device=trainer.device) for s in net.io.lams]
             for t in lams:
                 dist.recv(t, trainer.first_rank + before, tag=EVALUATION_TAG)
         with trainer.workers[0 if here is not None else rank].own_random() if random else contextlib.nullcontext():

@@ -22,7 +22,7 @@ from lpcompile.compare.run import compare
 from lpcompile.compare.table import text
 from lpcompile.draw.charts import apart, ticks
 from lpcompile.errors import TrainingError, UsageError
-from lpcompile.runtime.engine.peak import Alive
+from lpcompile.runtime.engine.memory import Alive
 from lpcompile.runtime.launch.launch import Interrupted
 from lpcompile.runtime.methods import METHODS
 from tests.distributed.test_train import NET
