@@ -54,7 +54,9 @@ def _bench(arguments: argparse.Namespace) -> int:
     from lpcompile.bench import gate
     from lpcompile.bench.contenders import CONTENDERS
     from lpcompile.bench.page import page
-    from lpcompile.bench.run import Bench, Request, bench, check_model, progress
+    from lpcompile.bench.request import BenchRequest, check_model
+    from lpcompile.bench.results import Bench
+    from lpcompile.bench.run import bench, progress
     from lpcompile.bench.table import text
 
     given: dict[str, Any] = {n: getattr(arguments, n) for n in GIVEN if getattr(arguments, n) is not None}
@@ -65,7 +67,7 @@ def _bench(arguments: argparse.Namespace) -> int:
     rules = gate.load(Path(arguments.gate), arguments.model) if arguments.gate else ()
     asked = arguments.contenders
     names = CONTENDERS if asked == "all" else tuple(n.strip() for n in asked.split(",") if n.strip())
-    request = Request(**given, contenders=tuple(dict.fromkeys((*names, *gate.needed(rules)))))
+    request = BenchRequest(**given, contenders=tuple(dict.fromkeys((*names, *gate.needed(rules)))))
     request.check()
     check_model(request)
     found = Bench(request)

@@ -48,11 +48,13 @@ def add_compare(parser: argparse.ArgumentParser) -> None:
 
 def _compare(arguments: argparse.Namespace) -> int:
     from lpcompile.compare.page import page
-    from lpcompile.compare.run import Comparison, Request, compare
+    from lpcompile.compare.request import CompareRequest
+    from lpcompile.compare.results import Comparison
+    from lpcompile.compare.run import compare
     from lpcompile.compare.table import text
 
     given: dict[str, Any] = {n: getattr(arguments, n) for n in GIVEN if getattr(arguments, n) is not None}
-    found = Comparison(Request(**given, methods=names(arguments.methods)))
+    found = Comparison(CompareRequest(**given, methods=names(arguments.methods)))
     html, json = (writable(n, getattr(arguments, n)) for n in ("html", "json"))
 
     def keep() -> None:

@@ -86,14 +86,15 @@ def _beta(text: str) -> float | str:
 def _train(arguments: argparse.Namespace) -> int:
     import torch
 
-    from lpcompile.runtime.loop.loop import Watch
-    from lpcompile.training.job import Job, train
+    from lpcompile.runtime.loop.options import LoopOptions
+    from lpcompile.training.job import Job
+    from lpcompile.training.train import train
 
     def given(names: tuple[str, ...]) -> dict[str, Any]:
         return {name: getattr(arguments, name) for name in names if getattr(arguments, name) is not None}
 
     transfer = {"transfer": torch.bfloat16} if arguments.transfer else {}
-    job = Job(**given(OTHER), options=given(OPTIONS) | transfer, watch=Watch(**given(WATCH)))
+    job = Job(**given(OTHER), options=given(OPTIONS) | transfer, watch=LoopOptions(**given(WATCH)))
     train(job)
     return 0
 

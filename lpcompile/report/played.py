@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from lpcompile.compare.timeline import batch_of, kind_of
 from lpcompile.core.plan import Plan
+from lpcompile.core.trace import batch_of, kind_of
 from lpcompile.draw.charts import Lane
 from lpcompile.errors import LpError
 from lpcompile.planning.replan import replan

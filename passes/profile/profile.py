@@ -17,6 +17,7 @@ from pathlib import Path
 
 import torch
 
+from lpcompile.core.atomic_file import write_text
 from lpcompile.core.cost import Profile, UnitCost
 from lpcompile.core.memory_format import lies_channels_last
 from lpcompile.core.progress import Progress, silent
@@ -115,11 +116,9 @@ def _load(path: Path) -> Profile | None:
 
 
 def _store(path: Path, profile: Profile) -> None:
-    """Write beside and rename, so that no reader ever sees half a file. A read-only cache is no error."""
+    """A read-only cache is no error."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".tmp", delete=False) as file:
-            json.dump({"format": CACHE_FORMAT, **asdict(profile)}, file)
-        os.replace(file.name, path)
+        write_text(path, json.dumps({"format": CACHE_FORMAT, **asdict(profile)}))
     except OSError:
         return
