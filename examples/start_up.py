@@ -13,7 +13,7 @@ from lpcompile import sources
 from lpcompile.bench.request import BenchRequest
 from lpcompile.bench.results import Bench
 from lpcompile.bench.run import bench
-from lpcompile.draw.tables import table
+from lpcompile.core.tables import table
 
 MODELS = ("resnet20", "resnet32", "resnet56", "resnet110")
 

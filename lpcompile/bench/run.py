@@ -25,7 +25,7 @@ from lpcompile.bench.results import Bench, BenchRow
 from lpcompile.bench.team import Team
 from lpcompile.bench.work import DISTINCT_BATCHES
 from lpcompile.errors import LpError, UsageError
-from lpcompile.runtime.methods import METHODS
+from lpcompile.runtime.methods import DEFAULT, METHODS
 from lpcompile.training.measures import machine, reason
 
 STEPS_PER_BLOCK = 4  # steps of a contender before the next one's turn
@@ -167,7 +167,7 @@ def _measure_all(found: Bench, teams: dict[str, _Measured]) -> None:
 def _checkpoint(found: Bench, teams: dict[str, _Measured]) -> None:
     """Measure a checkpoint of one of our methods, and the time from the command to its first step."""
     ours = [n for n in teams if n in METHODS]
-    name = "multiplier" if "multiplier" in ours else ours[0] if ours else None
+    name = DEFAULT if DEFAULT in ours else ours[0] if ours else None
     if name is None:
         return
     row = next(row for row in found.rows if row.name == name)

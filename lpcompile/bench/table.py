@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from lpcompile.bench.contenders import DDP, FSDP, LIMIT, PLAIN, THREADS, TORCH
 from lpcompile.bench.results import Bench, BenchRow
+from lpcompile.core.tables import size
 from lpcompile.draw.markdown import NO_VALUE, markdown, shortened
-from lpcompile.draw.tables import size
 
 PARTS = ("forward", "backward", "aux", "optimizer", "transfer", "python", "wait")
 SHOWN = {"aux": "AuxNet", "python": "Python"}

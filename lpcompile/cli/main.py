@@ -122,7 +122,7 @@ def _inspect(arguments: argparse.Namespace) -> int:
 
 def _show(arguments: argparse.Namespace) -> int:
     from lpcompile.core.plan import Plan
-    from lpcompile.draw.tables import cut_table, unit_table
+    from lpcompile.core.tables import cut_table, unit_table
 
     stored = Plan.load(arguments.model) if is_plan(arguments.model) else None
     if stored is not None:

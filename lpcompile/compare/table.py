@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from lpcompile.compare.properties import NAMES, PAPER_TABLE_1, Mark, differences
 from lpcompile.compare.results import Comparison, MethodRow
 from lpcompile.compare.run import DEFAULT_TARGET_SHARE, MIN_MARKED_STAGES
+from lpcompile.core.tables import size
 from lpcompile.draw.markdown import NO_VALUE, markdown, shortened
-from lpcompile.draw.tables import size
 
 MAX_UNTOLD_LOSS = 0.05  # share of the time that a core may work for others without a note
 

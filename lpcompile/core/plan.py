@@ -191,7 +191,7 @@ class Plan:
             raise PlanError(f"{path}: {error}") from None
 
     def __str__(self) -> str:
-        from lpcompile.draw.tables import plan_text
+        from lpcompile.core.tables import plan_text
 
         return plan_text(self)
 

@@ -139,7 +139,7 @@ class Schedule:
 
     def __str__(self) -> str:
         from lpcompile.core.staleness import staleness
-        from lpcompile.draw.tables import table
+        from lpcompile.core.tables import table
 
         longest = max(map(len, self.ranks))
         rows = [[str(rank[i]) if i < len(rank) else "" for rank in self.ranks] for i in range(longest)]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from lpcompile.core.plan import Plan
+from lpcompile.core.tables import cost_unit, size
 from lpcompile.draw.charts import bars, chart, timelines
 from lpcompile.draw.figure import Figure
-from lpcompile.draw.tables import cost_unit, size
 from lpcompile.report.data import ReportData
 
 STATE_COPIES = 3.0  # weights, gradients and one optimizer state, as in the planner

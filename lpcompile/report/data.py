@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from lpcompile.core.plan import Plan
+from lpcompile.core.tables import Table, aux_table, boundary_table, cost_unit, size, stage_table, summary, unit_table
 from lpcompile.draw.charts import Lane
-from lpcompile.draw.tables import Table, aux_table, boundary_table, cost_unit, size, stage_table, summary, unit_table
 
 if TYPE_CHECKING:
     from torch import fx

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lpcompile.core.plan import BoundaryPlan, Plan
+from lpcompile.core.tables import size
 from lpcompile.draw.charts import LETTER
 from lpcompile.draw.figure import Figure, Group, Item, Line, Point, Rect, Text, hue_of
-from lpcompile.draw.tables import size
 from lpcompile.report.data import ReportData
 
 BOX, GAP = (176, 26), 12  # pixels of a unit, and between two

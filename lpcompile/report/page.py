@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from lpcompile.core.plan import AuxPlan, Plan
+from lpcompile.core.tables import Table, cost_unit, size
 from lpcompile.draw import html
 from lpcompile.draw.figure import Figure, hue_of, svg, svg_file
 from lpcompile.draw.html import KIND_NAMES, cell, legend, part, table
 from lpcompile.draw.png import png
-from lpcompile.draw.tables import Table, cost_unit, size
 from lpcompile.report.charts import load, memory, over_time, sweep
 from lpcompile.report.data import ReportData
 from lpcompile.report.graph import graph

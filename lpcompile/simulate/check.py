@@ -21,7 +21,7 @@ import torch.nn.functional as F
 
 from lpcompile import sources
 from lpcompile.compile import parallelize
-from lpcompile.draw.tables import Column, table_of
+from lpcompile.core.tables import Column, table_of
 from lpcompile.errors import LpError
 from lpcompile.passes.profile.profile import fresh_costs
 from lpcompile.runtime.methods import METHODS

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from lpcompile.core.plan import BoundaryPlan, Plan
-from lpcompile.draw.tables import Column, Table, bar, percent, size, table_of
+from lpcompile.core.tables import Column, Table, bar, percent, size, table_of
 from lpcompile.simulate.critical_path import CriticalPath, PathPart
 from lpcompile.simulate.outlook import Neighbour, Outlook, OutlookRow
 from lpcompile.simulate.step_text import simulation_text

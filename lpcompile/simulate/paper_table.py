@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 
 from lpcompile.core.plan import Plan
 from lpcompile.core.schedule import Builder, Schedule, build
+from lpcompile.core.tables import table
 from lpcompile.core.verify import verify
-from lpcompile.draw.tables import table
 from lpcompile.planning.replan import replan
 from lpcompile.runtime.methods import ScheduleOptions, get_method
 from lpcompile.simulate.device_spec import BUILT_IN, DeviceSpec

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from lpcompile.core.plan import Plan
-from lpcompile.draw.tables import Column, percent, size, table, table_of
+from lpcompile.core.tables import Column, percent, size, table, table_of
 from lpcompile.simulate.device_spec import DeviceSpec
 from lpcompile.simulate.scaling import DATA_PARALLEL, Split, fastest
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lpcompile.draw.tables import Column, Table, bar, percent, size, table_of
+from lpcompile.core.tables import Column, Table, bar, percent, size, table_of
 from lpcompile.simulate.step import Simulation
 
 

@@ -18,9 +18,9 @@ from lpcompile import sources
 from lpcompile.cli.main import main
 from lpcompile.compile import parallelize
 from lpcompile.core.plan import Plan
+from lpcompile.core.tables import stage_table
 from lpcompile.draw.figure import svg_file
 from lpcompile.draw.png import png
-from lpcompile.draw.tables import stage_table
 from lpcompile.report.data import Sweep, report_data
 from lpcompile.report.page import figures, page, panels
 from lpcompile.report.played import lanes, sweep, with_outlook

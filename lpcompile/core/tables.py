@@ -1,4 +1,4 @@
-"""Tables and other text about plans and cuts. A table is a list of columns, shown as text, as HTML or in a terminal.
+"""Plans, units and cuts as text. A table is a list of columns, shown as text, as HTML or in a terminal.
 
 >>> columns = [Column("stage", lambda s: s.index), Column("memory", lambda s: s.memory_bytes, size)]
 >>> print(table_of(plan.stages, columns))

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from lpcompile.draw.tables import (
+from lpcompile.core.tables import (
     Column,
     aux_table,
     bar,
