@@ -107,7 +107,6 @@ class View:
         self.arguments = [n for n in graph.nodes if n.op == "placeholder"]
         self.steps = [n for n in graph.nodes if n.op not in ("placeholder", "output", "get_attr")
                       and "symbol" not in n.meta]  # fmt: skip
-        self.index = {n: i for i, n in enumerate(self.steps)}
         result = next(n for n in graph.nodes if n.op == "output").args[0]
         self.results: list[fx.Node] = list(result) if isinstance(result, (tuple, list)) else [result]
         self.single = not isinstance(result, (tuple, list))

@@ -19,6 +19,7 @@ def test_arguments_move_to_a_line_of_their_own_and_then_to_one_each() -> None:
 def test_a_comprehension_gets_no_trailing_comma() -> None:
     line = "y = [layer(width) for _ in range(9)]"
     assert wrap(line, 35) == ["y = [", "    layer(width) for _ in range(9)", "]"]
+    assert wrap(line, 30)[-2:] == ["    )", "]"]
 
 
 def test_a_line_without_brackets_cannot_break() -> None:
