@@ -21,7 +21,7 @@ from lpcompile.cli.outlook import add_outlook, check_outlook, expected, print_pl
 from lpcompile.cli.report import add_report, check_report, write_report
 from lpcompile.cli.simulate import add_simulate
 from lpcompile.cli.train import add_export, add_train
-from lpcompile.core.gc_pause import uncollected
+from lpcompile.core.gc_pause import gc_paused
 from lpcompile.draw.terminal import show
 from lpcompile.errors import LpError, UsageError
 
@@ -116,7 +116,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _inspect(arguments: argparse.Namespace) -> int:
     counted = arguments.cost == "flops"  # no weights are allocated, so nothing large can become garbage
-    with uncollected() if counted else nullcontext():  # a sixth of the time, imports included
+    with gc_paused() if counted else nullcontext():  # a sixth of the time, imports included
         return _show(arguments)
 
 

@@ -15,11 +15,9 @@ from torch import Tensor, nn
 from lpcompile.core.compiled import CompiledProgram
 from lpcompile.core.memory_format import lies_channels_last
 from lpcompile.core.method import hosts_of
-from lpcompile.core.micro_batches import micro_of
-from lpcompile.core.pipeline_order import PIPELINES, micro_batches
+from lpcompile.core.micro_batches import micro_for
 from lpcompile.core.schedule import Schedule
 from lpcompile.core.staleness import staleness
-from lpcompile.core.verify import verify
 from lpcompile.errors import UsageError
 from lpcompile.runtime.checkpoint import state
 from lpcompile.runtime.comm import handshake
@@ -27,6 +25,7 @@ from lpcompile.runtime.comm.buffer import Buffers
 from lpcompile.runtime.comm.transport import Distributed, Local
 from lpcompile.runtime.engine import memory, phases
 from lpcompile.runtime.engine.executor import Op, prepare, run, take_turns
+from lpcompile.runtime.engine.schedules import clip_norm, schedule_of
 from lpcompile.runtime.engine.settings import Settings, asdict_shallow, settings
 from lpcompile.runtime.engine.team import device_of, make_worker, ready_program, stage_net
 from lpcompile.runtime.engine.update import Factory
@@ -122,7 +121,7 @@ class Engine:
                 f"replicas={self.replicas} are processes of their own; start {self.plan.K * self.replicas} of them "
                 f"(torchrun --nproc-per-node {self.plan.K * self.replicas}), or use program.fit"
             )
-        stored = self.target.indices or (self.target.name == "lagrangian" and self.settings.kappa == "stored")
+        stored = self.target.keeps_samples(self.settings.kappa)
         if self.replicas > 1 and stored:
             raise UsageError(
                 f"{self.target.name!r} keeps values for each sample, which come to another replica in every epoch; "
@@ -167,9 +166,9 @@ class Engine:
         self.method = method
         self.low = self.slot
         self.micro = self._micro(method, self.settings)
-        self._say(about_batch_norm(method.name, self.program.module, self.micro, self.plan.batch))
+        self._say(about_batch_norm(method, self.program.module, self.micro, self.plan.batch))
         self.schedule, _ = self.prepared = self._prepare(method)
-        self._exact = self._prepare(get_method("warmup-stored")) if method.name == "penalty-stored" else None
+        self.exact = self._prepare(get_method(method.first_sight)) if method.first_sight else None
         self._say_staleness()
         for w in self.workers:
             w.settings = self.settings
@@ -184,10 +183,7 @@ class Engine:
             log.warning(text)
 
     def _micro(self, method: Method, asked: Settings) -> int:
-        given, plan = asked.micro, self.plan
-        if method.name in PIPELINES:
-            return micro_batches(method.name, plan.K, plan.batch, given, plan.batch_free)
-        return given or micro_of(plan, method.name, asked.stash) or 1
+        return micro_for(self.plan, method, asked.micro, asked.stash)
 
     @property
     def staleness(self) -> tuple[int, ...]:
@@ -201,24 +197,18 @@ class Engine:
                      ", ".join(map(str, late)), self.plan.K - 1)  # fmt: skip
 
     def _clip(self, method: Method) -> float:
-        return self.settings.clip_norm(method.exact or method.delayed or self.plan.K == 1)
+        return clip_norm(self.plan, method, self.settings)
 
     def _prepare(self, method: Method) -> Prepared:
-        s = self.settings
-        clipped = self._clip(method) > 0
-        options = ScheduleOptions(
-            micro=self.micro,
-            lockstep=s.lockstep,
-            stash=s.stash,
-            recursive=self._recursive(),
-            kappa=s.kappa,
+        schedule = schedule_of(
+            self.plan,
+            method,
+            self.settings,
+            self.micro,
             hosts=tuple(self._hosts().values()),
-            tied=bool(self.plan.tied),
-            norm=(clipped and (s.clip_scope == "global" or bool(self.plan.tied))) or s.autocast == torch.float16,
+            recursive=self._recursive(),
             replicas=self.replicas,
         )
-        schedule = method.schedule(self.plan, options)
-        verify(schedule)
         return schedule, {w.rank: prepare(schedule, w.rank) for w in self.workers}
 
     def facts(self) -> dict[str, Any]:

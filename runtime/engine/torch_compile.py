@@ -55,7 +55,7 @@ def compile_now(engine: Engine, parts: Sequence[MicroBatch]) -> None:
             for batch in {part.size: part for part in parts}.values():
                 with w.own_random(), torch.random.fork_rng(devices=[]):
                     last = engine.channels_last
-                    _run(w, w.stage, batch, last, [True, *([False] if engine.method.name == "fr" else [])])
+                    _run(w, w.stage, batch, last, [True, *([False] if engine.method.reruns_stage else [])])
                     for net in w.auxnets.values():
                         _run(w, net, batch, last, [True, False])
         if patient is not None:

@@ -52,7 +52,7 @@ class Trainer(Engine):
         phases.begin_finish(self)
         parts = self._micro_batches(x, y, index, size)
         ensure_compiled(self, parts)
-        prepared, method = phases.schedule_of(self, index)
+        prepared, method = phases.schedule_for(self, index)
         for w in self.workers:
             w.batches |= {self.slot + i: part for i, part in enumerate(parts)}
         apply = (self.steps + 1) % self.settings.accumulate == 0

@@ -12,7 +12,6 @@ import torch
 import torch.multiprocessing as mp
 import torch.nn.functional as F
 
-from lpcompile.core.pipeline_order import PIPELINES
 from lpcompile.errors import UsageError
 from lpcompile.runtime.engine.handlers import stage
 from lpcompile.runtime.methods import METHODS, ScheduleOptions
@@ -21,6 +20,8 @@ from tests.runtime.methods import torch_engine
 from tests.runtime.methods.torch_engine import Masked, tokens
 from tests.runtime.ranks import free_port
 from tests.runtime.small import Recorder, Routed, Wide, batches, compiled, mlp, norm_mlp, recorded, sgd
+
+PIPELINES = [m.name for m in METHODS.values() if m.pipeline]
 
 
 @pytest.fixture(autouse=True)
