@@ -148,11 +148,11 @@ class Engine:
         """Exact steps before decoupling, at most."""
         return phases.warmup_steps(self)
 
-    def _recursive(self) -> bool:
+    def recursive(self) -> bool:
         """Whether AuxNets start from the model's input: by the setting, or by the kind of the program's own."""
         return self.settings.recursive or (self.given.auxnets is None and self.plan.aux.startswith("recursive"))
 
-    def _hosts(self) -> dict[int, int]:
+    def hosts(self) -> dict[int, int]:
         """The host rank of each AuxNet: the plan's, but an AuxNet on its stage's weights runs on the stage's rank."""
         hosts = hosts_of(self.plan, ScheduleOptions())
         for k, net in self.auxnets.items():
@@ -205,8 +205,8 @@ class Engine:
             method,
             self.settings,
             self.micro,
-            hosts=tuple(self._hosts().values()),
-            recursive=self._recursive(),
+            hosts=tuple(self.hosts().values()),
+            recursive=self.recursive(),
             replicas=self.replicas,
         )
         return schedule, {w.rank: prepare(schedule, w.rank) for w in self.workers}
