@@ -1,4 +1,4 @@
-"""What a process has while it trains: its ranks, the transport between them, and the verified schedule that they play.
+"""The engine of one process: its ranks, the transport between them, and the verified schedule that they play.
 
 The calls of a user are in `trainer`, the order of methods (warm-up, decoupled, exact finish) in `phases`.
 """

@@ -28,7 +28,7 @@ STEPS_BETWEEN_VOTES = 10  # in a warm-up: all ranks compare their violations
 
 
 def begin(engine: Engine, target: Method) -> None:
-    """Start the method with the networks that it needs, and with a warm-up where that is asked for."""
+    """Start the method with the networks that it needs, after a warm-up if there is one."""
     add_networks(engine, target)
     add_schedulers(engine)
     warm = engine.plan.K > 1 and engine.warmup > engine.steps and not target.exact
