@@ -19,8 +19,8 @@ from lpcompile.runtime.comm.mesh import Mesh
 
 Tensors = tuple[Tensor, ...]
 Key = tuple[str, int, int]  # kind, boundary, micro-batch (counted from the start of training)
-# Limit for each kind and peer: a rank that reaches it waits for its oldest send. Tensors are held until then, since gloo
-# does not tell that a send is over before it is waited for.
+# Limit for each kind and peer: a rank that reaches it waits for its oldest send. Tensors are held until then: gloo does
+# not tell that a send is over before it is waited for.
 MAX_SENDS_IN_FLIGHT = 8
 Shapes = Sequence[tuple[tuple[int, ...], torch.dtype]]
 
