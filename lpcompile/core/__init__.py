@@ -1,6 +1,6 @@
 """What the compiler and the runtime both read, and nothing that only one of them needs.
 
-Records: `spec` and `stage_io` (tensors and what a stage takes and gives), `cost` (units and profiles), `plan`, `method`.
+Records: `spec` and `stage_io` (tensors, what a stage takes and gives), `cost` (units and profiles), `plan`, `method`.
 Schedules: `schedule` (instructions as data), `verify` (proof that they run), `staleness` (how late gradients are),
 `micro_batches` and `pipeline_order` (torch's pipelines), `split_backward`.
 Helpers: `memory_format`, `progress`, `atomic_file`, `gc_pause`.
