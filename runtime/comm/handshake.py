@@ -21,7 +21,7 @@ def in_torchrun() -> bool:
 
 
 def join(K: int, replicas: int, device: torch.device) -> Mesh:
-    """This process's place among K stages, of so many replicas."""
+    """Join the process group; returns this process's place in the mesh."""
     launch.join(device.type)
     return Mesh.open(K, replicas, device)
 

@@ -19,8 +19,8 @@ from lpcompile.runtime.comm.mesh import Mesh
 
 Tensors = tuple[Tensor, ...]
 Key = tuple[str, int, int]  # kind, boundary, micro-batch (counted from the start of training)
-# A rank waits for the oldest of so many sends of one kind to a peer before it starts another. Their tensors are held
-# until then: gloo does not tell that a send is over before it is waited for.
+# Limit for each kind and peer: a rank that reaches it waits for its oldest send. Tensors are held until then: gloo does
+# not tell that a send is over before it is waited for.
 MAX_SENDS_IN_FLIGHT = 8
 Shapes = Sequence[tuple[tuple[int, ...], torch.dtype]]
 
@@ -35,7 +35,7 @@ def dense(tensor: Tensor, channels_last: bool) -> tuple[Tensor, Tensor]:
 
 
 class Transport(Protocol):
-    """What the executor needs of a way to communicate."""
+    """Sends, receives and collectives, as the executor uses them."""
 
     def send(self, rank: int, peer: int, key: Key, tensors: Tensors) -> float:
         """Returns the seconds that this rank waited because it was too far ahead of its peer."""

@@ -1,4 +1,4 @@
-"""What a process has while it trains: its ranks, the transport between them, and the verified schedule that they play.
+"""The engine of one process: its ranks, the transport between them, and the verified schedule that they play.
 
 The calls of a user are in `trainer`, the order of methods (warm-up, decoupled, exact finish) in `phases`.
 """
@@ -149,11 +149,11 @@ class Engine:
         """Exact steps before decoupling, at most."""
         return phases.warmup_steps(self)
 
-    def _recursive(self) -> bool:
+    def recursive(self) -> bool:
         """Whether AuxNets start from the model's input: by the setting, or by the kind of the program's own."""
         return self.settings.recursive or (self.given.auxnets is None and self.plan.aux.startswith("recursive"))
 
-    def _hosts(self) -> dict[int, int]:
+    def hosts(self) -> dict[int, int]:
         """The host rank of each AuxNet: the plan's, but an AuxNet on its stage's weights runs on the stage's rank."""
         hosts = hosts_of(self.plan, ScheduleOptions())
         for k, net in self.auxnets.items():
@@ -169,7 +169,7 @@ class Engine:
         self.micro = self._micro(method, self.settings)
         self._say(about_batch_norm(method, self.program.module, self.micro, self.plan.batch))
         self.schedule, _ = self.prepared = self._prepare(method)
-        self._exact = self._prepare(get_method(method.first_sight)) if method.first_sight else None
+        self.exact = self._prepare(get_method(method.first_sight)) if method.first_sight else None
         self._say_staleness()
         for w in self.workers:
             w.settings = self.settings
@@ -206,8 +206,8 @@ class Engine:
             method,
             self.settings,
             self.micro,
-            hosts=tuple(self._hosts().values()),
-            recursive=self._recursive(),
+            hosts=tuple(self.hosts().values()),
+            recursive=self.recursive(),
             replicas=self.replicas,
         )
         return schedule, {w.rank: prepare(schedule, w.rank) for w in self.workers}

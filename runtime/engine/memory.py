@@ -1,4 +1,4 @@
-"""Where a rank's memory goes, by what it is for; the peak of a process; the peak of live tensors.
+"""Memory of a rank by purpose, the peak of a process, and the peak of live tensors.
 
 >>> with Alive() as alive:
 ...     trainer.step(x, y)

@@ -28,7 +28,7 @@ STEPS_BETWEEN_VOTES = 10  # in a warm-up: all ranks compare their violations
 
 
 def begin(engine: Engine, target: Method) -> None:
-    """Start the method with the networks that it needs, and with a warm-up where that is asked for."""
+    """Start the method with the networks that it needs, after a warm-up if there is one."""
     add_networks(engine, target)
     add_schedulers(engine)
     warm = engine.plan.K > 1 and engine.warmup > engine.steps and not target.exact
@@ -51,9 +51,9 @@ def warmup_steps(engine: Engine) -> int:
     return min(DEFAULT_WARMUP_STEPS, total // 10) if total else DEFAULT_WARMUP_STEPS
 
 
-def schedule_of(engine: Engine, index: Tensor | None) -> tuple[Prepared, Method]:
+def schedule_for(engine: Engine, index: Tensor | None) -> tuple[Prepared, Method]:
     """The schedule for these samples: where λ is stored, a sample's first step is exact and makes its λ."""
-    if index is None and engine.plan.K > 1 and _keeps_samples(engine):
+    if index is None and engine.plan.K > 1 and engine.target.keeps_samples(engine.settings.kappa):
         raise InputError(
             f"{engine.target.name!r} keeps values for each sample: pass their indices, trainer.step(x, y, index=i)"
         )
@@ -65,13 +65,9 @@ def schedule_of(engine: Engine, index: Tensor | None) -> tuple[Prepared, Method]
         engine.seen = grown
     new = not bool(engine.seen[index].all())
     engine.seen[index] = True
-    if new and engine._exact is not None:
-        return engine._exact, get_method(engine.method.first_sight)
+    if new and engine.exact is not None:
+        return engine.exact, get_method(engine.method.first_sight)
     return engine.prepared, engine.method
-
-
-def _keeps_samples(engine: Engine) -> bool:
-    return engine.target.keeps_samples(engine.settings.kappa)
 
 
 def note_start(engine: Engine, metrics: dict[str, Any]) -> None:

@@ -52,12 +52,12 @@ def add_networks(engine: Engine, target: Method) -> None:
     """Give the workers what the method needs and they do not have: AuxNets, heads, buffers, κ-networks."""
     s = engine.settings
     if target.aux == "auxnet" and engine.plan.K > 1 and not engine.auxnets:
-        nets = aux_nets(engine.program, engine.given.auxnets, engine._recursive(), engine._hosts())
+        nets = aux_nets(engine.program, engine.given.auxnets, engine.recursive(), engine.hosts())
         for net in nets.values():
             laid_out_as(engine.program.module, net.module)
         engine.auxnets = {k: compiled_net(net) if s.compile else net for k, net in nets.items()}
         for w in engine.workers:
-            add_auxnets(w, engine.auxnets, engine._hosts(), engine.aux_optimizer)
+            add_auxnets(w, engine.auxnets, engine.hosts(), engine.aux_optimizer)
     if target.heads and engine.plan.K > 1 and not engine.heads:
         engine.heads = head_nets(engine.program, engine.given.heads, engine.loss_fn)
         for w in engine.workers:

@@ -31,7 +31,9 @@ from lpcompile.runtime.penalty import collapse
 
 
 class Trainer(Engine):
-    """Trains a compiled program. See `lpcompile.runtime.engine.settings.Settings` for the options.
+    """What `program.trainer` returns: the calls of a user on an `Engine`, which holds all state.
+
+    See `lpcompile.runtime.engine.settings.Settings` for the options.
 
     optimizer, aux_optimizer: factories from a list of parameters; AuxNets use the first where the second is not given.
     scheduler: factory from an optimizer to an LR scheduler, stepped once an optimizer step.
@@ -52,7 +54,7 @@ class Trainer(Engine):
         phases.begin_finish(self)
         parts = self._micro_batches(x, y, index, size)
         ensure_compiled(self, parts)
-        prepared, method = phases.schedule_of(self, index)
+        prepared, method = phases.schedule_for(self, index)
         for w in self.workers:
             w.batches |= {self.slot + i: part for i, part in enumerate(parts)}
         apply = (self.steps + 1) % self.settings.accumulate == 0
@@ -66,7 +68,7 @@ class Trainer(Engine):
         return metrics
 
     def _micro_batches(self, x: Any, y: Any, index: Tensor | None, size: int | None) -> list[MicroBatch]:
-        """The batch on this process's device, cut, with the loss scale of now."""
+        """The batch on this process's device, cut into micro-batches, with the current loss scale."""
         inputs = to_device(self._inputs(x, size), self.device)
         if self.channels_last:
             inputs = [channels_last(t) for t in inputs]
@@ -202,7 +204,7 @@ class Trainer(Engine):
 
     @property
     def trace(self) -> list[tuple[str, int, int, float, float]]:
-        """(instruction, rank, step, begin, end) in seconds, where `trace=True` was asked for."""
+        """(instruction, rank, step, begin, end) in seconds, with `trace=True`."""
         return [event for w in self.workers for event in w.trace or ()]
 
 

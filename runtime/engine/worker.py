@@ -35,7 +35,7 @@ class Net:
     module: nn.Module
     io: StageIO
     call: Callable[..., Any] | None = None  # the module in another form: by torch.compile, or in less memory
-    dtype: torch.dtype | None = None  # of an autocast of its own
+    dtype: torch.dtype | None = None  # of the network's own autocast, if it has one
 
     def __call__(self, lams: Sequence[Tensor], inputs: Sequence[Tensor]) -> Tensors:
         run = self.module if self.call is None else self.call
@@ -220,7 +220,7 @@ class Worker:
             del self.batches[old]
 
     def come_to_rest(self) -> None:
-        """Nothing is in flight: drop what is left of micro-batches and of the step's figures."""
+        """Nothing is in flight: drop values of micro-batches and the step's metrics."""
         self.values.clear()
         self.batches.clear()
         self.metrics.clear()

@@ -64,7 +64,7 @@ def serial(trainer: Engine, training: bool) -> Chain:
 
 
 def through_auxnets(trainer: Engine, training: bool) -> Chain:
-    hosts = trainer._hosts()
+    hosts = trainer.hosts()
     found: Chain = []
     for k, net in trainer.auxnets.items():
         stage = io_of(trainer.program.stages[k - 1], training)

@@ -82,7 +82,7 @@ def _output_of(program: CompiledProgram, io: StageIO) -> Callable[[Any], Any]:
 
 
 def add_head(w: Worker, heads: dict[int, Head], optimizer: Factory) -> None:
-    """Give a worker the head of its stage, with an optimizer of its own."""
+    """Give a worker the head of its stage, and an optimizer for it."""
     if w.rank in heads:
         w.head = heads[w.rank]
         parameters = [p for m in w.head.modules for p in m.to(w.device).train().parameters() if p.requires_grad]

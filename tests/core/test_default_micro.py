@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from lpcompile.core.micro_batches import default_micro
+from lpcompile.core.method import BatchFacts
+from lpcompile.runtime.methods import get_method
 
 
 @pytest.mark.parametrize(("method", "batch", "K", "micro"), [
@@ -14,5 +15,5 @@ from lpcompile.core.micro_batches import default_micro
     ("penalty-stored", 64, 2, 1), ("pipedream", 64, 2, 1), ("multiplier", 64, 1, 1),
 ])  # fmt: skip
 def test_how_many_micro_batches_where_nobody_says(method, batch, K, micro):
-    assert default_micro(method, K, batch, saved=2**28) == micro
-    assert default_micro("penalty", K, batch, saved=2**25) == 1
+    assert get_method(method).default_micro(BatchFacts(K, batch, saved=2**28)) == micro
+    assert get_method("penalty").default_micro(BatchFacts(K, batch, saved=2**25)) == 1

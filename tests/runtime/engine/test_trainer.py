@@ -56,7 +56,7 @@ def test_tied_auxnets_run_where_their_stage_is():
     trainer = program.trainer(
         F.cross_entropy, optimizer=sgd, method="multiplier", auxnets=[nn.Sequential(stage)], micro=2
     )
-    assert trainer._hosts() == {1: 0}
+    assert trainer.hosts() == {1: 0}
     assert trainer.workers[0].updater.others["auxnet 1"] == ([], None)
     trainer.step(*data()[0])
     assert trainer.step(*data()[0])["violation 1"] == pytest.approx(0, abs=1e-3)
