@@ -12,6 +12,7 @@ Comments before a fenced block mark it:
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import re
@@ -265,6 +266,14 @@ def test_both_rooms_have_the_same_table_of_ten_typical_changes() -> None:
     compiler, runtime = (table_rows(f"{room}/README.md", "to change or add") for room in ("passes", "runtime"))
     assert compiler == runtime
     assert len(compiler) == 10
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "examples").glob("*.py")), ids=lambda file: file.name)
+def test_examples_import_what_exists_and_are_listed(file: Path) -> None:
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("lpcompile"):
+            exec(ast.unparse(node), {})
+    assert f"`{file.name}`" in (ROOT / "examples" / "README.md").read_text()
 
 
 def test_api_pages_are_rendered_without_a_warning(tmp_path: Path) -> None:
