@@ -1,9 +1,10 @@
-"""Does an AuxNet cost what it may cost? Measured time of each AuxNet over its stage's, against the budget.
+"""Measured cost of each AuxNet as a share of its stage's, against the budget.
 
     python examples/aux_budget.py                          # ResNet-110, WideResNet-40-10, ViT-B/16
     python examples/aux_budget.py resnet56 -K 4 --batch 32 --budget 0.2
 
-Stage and AuxNet take steps in turn on one core; medians of all rounds. AuxNets are derived with measured costs.
+Stage and AuxNet take steps in turn on one core; shown are medians over the rounds. AuxNets are derived with measured
+costs.
 """
 
 from __future__ import annotations

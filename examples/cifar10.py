@@ -1,10 +1,10 @@
-"""Train a ResNet in K stages, by the same script under torchrun and by itself.
+"""Train a ResNet in K stages, by the same script with and without torchrun.
 
     torchrun --nproc-per-node 2 examples/cifar10.py --data cifar10/
     python examples/cifar10.py -K 2                          # starts its two processes itself
 
---data is a folder with train/CLASS/*.png and test/CLASS/*.png; without it, scikit-learn's digits, enlarged.
-`python -m lpcompile train` has more options than this page of code.
+--data is a folder with train/CLASS/*.png and test/CLASS/*.png; the default is scikit-learn's digits at 16 px. --method
+takes any method name. `python -m lpcompile train` has more options than this page of code.
 """
 
 import argparse

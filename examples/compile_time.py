@@ -1,8 +1,9 @@
-"""How long compiling, deriving AuxNets and emitting take, and what memory compiling needs in addition.
+"""Time to compile, to derive AuxNets and to emit, and the additional memory of compiling.
 
     python examples/compile_time.py
 
-Each run is a process of its own with one thread, so that imports and first calls count; medians of five.
+Each run is a new process with one thread, so that first calls count; medians of five. Memory is read from
+/proc (Linux).
 """
 
 import statistics

@@ -3,7 +3,7 @@
     python examples/digits.py [METHOD] [K]
     torchrun --nproc-per-node 2 examples/digits.py [METHOD] 2
 
-METHOD is bp, penalty, penalty-stored, lagrangian or multiplier (the default).
+METHOD is the name of any method; the default is multiplier.
 """
 
 import sys

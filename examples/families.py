@@ -1,9 +1,9 @@
-"""Default settings on four families, in one process: do they hold plain training's accuracy, and does nothing collapse?
+"""Default settings of `penalty` and `multiplier` on four model families, beside plain training, in one process.
 
     python examples/families.py [FAMILY ...]        # resnet, preact, vit, gpt; minutes each
 
-Small models on scikit-learn's digits; the GPT learns the next pixel. One seed. "through AuxNets" is the path that
-training itself takes: where the two differ, the stages do not fit together.
+Small models on scikit-learn's digits; the GPT predicts the next pixel. One seed. "Through AuxNets" is the path that
+training takes; where its figures differ from the model's, the stages do not fit together.
 """
 
 import sys

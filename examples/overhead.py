@@ -1,10 +1,10 @@
-"""What a step costs besides its compute and its messages, and where a rank's memory goes:
+"""Overhead of a step beyond compute and messages, and the memory of each rank:
 
     python examples/overhead.py [MODEL] [BATCH]          # resnet110 64, K = 2, two pinned processes
 
-Three tables. The executor against a plain loop: K = 1 steps of the trainer and plain training steps in turn in one
-process, so that all Python of the runtime counts. Then, from the trace of two ranks: the share of a step in compute,
-messages and waiting, and what is left of it; and where each rank's memory went.
+Prints three tables: steps of the trainer at K = 1 against a plain loop, in turn in one process, so that all Python of
+the runtime counts; from the trace of two ranks, the shares of a step in compute, messages, waiting and the rest; and
+the memory of each rank by purpose.
 """
 
 import json

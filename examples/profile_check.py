@@ -1,8 +1,8 @@
-"""Do the measured costs of the units add up to the step that they are parts of?
+"""Sum of the measured unit costs against the undivided step.
 
     python examples/profile_check.py [MODEL ...]
 
-Both sides run alternately in one process with one thread, and medians are compared.
+The two alternate in one process with one thread; medians are compared.
 """
 
 import sys

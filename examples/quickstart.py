@@ -1,8 +1,9 @@
-"""Each artefact as it comes to be: graph, cuts, costs, plan, stages and AuxNets as code, the proof, schedule and loss.
+"""Every artefact of a compilation: graph, cuts, costs, plan, emitted code, bitwise check, schedule; then training.
 
     python examples/quickstart.py [MODEL] [K]
 
-MODEL is a built-in name (default resnet20) or anything that `python -m lpcompile inspect` takes.
+MODEL is a built-in name (default resnet20) or any other model that `python -m lpcompile inspect` takes. Only resnet20
+is trained at the end, on scikit-learn's digits.
 """
 
 import sys

@@ -1,9 +1,9 @@
-"""How well does the simulator know this machine? Steps of real training at K = 2 against predicted ones:
+"""Predicted step times against measured ones, at K = 2 on this machine:
 
     python examples/simulate_check.py [MODEL ...]            # resnet110, wide_resnet16_4, vit_s16_96, every method
 
-The same as `python -m lpcompile simulate MODEL --check` for each of them, after a few seconds in which the
-machine itself is measured. Leave the machine alone while it runs.
+The same as `python -m lpcompile simulate MODEL --check` for each model, after a calibration of a few seconds. Run
+nothing else on the machine meanwhile.
 """
 
 import sys

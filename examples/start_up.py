@@ -1,10 +1,10 @@
-"""What comes before and between steps, over the size of the model: does any of it grow faster than the model does?
+"""Start-up and checkpoint costs over the size of the model: whether any grows faster than the model.
 
     python examples/start_up.py [MODEL ...]          # resnet20, resnet32, resnet56, resnet110; minutes
 
-Every model is planned, launched on two ranks, trained for a step by `multiplier`, saved and loaded, as `bench` does it.
-Costs are counted, not measured: measuring takes a fixed time by design. The last line is the largest model over the
-smallest, to be held against how their numbers of layers and of parameters grow.
+Each model is planned, launched on two ranks, trained by `multiplier` for a few steps, saved and loaded, as in `bench`.
+Plans are by FLOPs, since measuring takes a fixed time by design. The last line gives ratios of the largest model to the
+smallest; compare them with the growth of layers and parameters.
 """
 
 import sys
