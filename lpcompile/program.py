@@ -22,6 +22,8 @@ from lpcompile.passes.split.in_place import in_place
 from lpcompile.passes.split.split import Stage
 
 if TYPE_CHECKING:
+    import networkx as nx
+
     from lpcompile.planning.options import Options
     from lpcompile.runtime.engine.trainer import Trainer
 
@@ -112,6 +114,21 @@ class Program(nn.Module):
     def how(self) -> Options | None:
         """The options that it was compiled with; None where it came from emitted code."""
         return self._lp_options
+
+    def graph(self) -> nx.DiGraph[str]:
+        """The captured graph with stages, units, cuts and costs: see `lpcompile.draw.graph_file.program_graph`."""
+        from lpcompile.draw.graph_file import program_graph
+        from lpcompile.passes.graph.liveness import liveness
+        from lpcompile.passes.split.cuts import cuts
+        from lpcompile.passes.split.units import units
+
+        captured, plan = self.captured, self.plan
+        if not isinstance(captured, Captured):
+            raise UsageError("a program that was loaded from emitted code has no captured graph; compile its model")
+        tied = "replicate" if self._lp_options is None else self._lp_options.tied
+        positions = cuts(captured, max_width=plan.width, tied=tied)
+        live = liveness(captured._lp_graphs[True], captured._lp.model)
+        return program_graph(live, positions, units(captured, positions), plan)
 
     def emit(self, directory: str | Path, *, overwrite: bool = False) -> Path:
         """Write the program as Python files, data and weights that run without the compiler; see `lpcompile.load`."""
