@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from lpcompile.sources.inputs import DEFAULT_BATCH, Shape, Source
 
-__all__ = ["DEFAULT_BATCH", "KINDS", "Kind", "Source", "kind_of", "load"]
+__all__ = ["DEFAULT_BATCH", "KINDS", "Source", "SourceKind", "kind_of", "load"]
 
 
 @dataclass(frozen=True)
-class Kind:
+class SourceKind:
     """One way to name a model. `fresh`: the weights are known to be random, so a consistent start may zero some."""
 
     form: str
@@ -32,20 +32,20 @@ class Kind:
     fresh: bool = True
 
 
-BUILT_IN = Kind("NAME", "resnet110 and other built-in models", "a model of lpcompile.models", "build:built_in")
-PYTHON = Kind("package.module:factory or file.py", "package.module:factory, file.py:factory",
+BUILT_IN = SourceKind("NAME", "resnet110 and other built-in models", "a model of lpcompile.models", "build:built_in")
+PYTHON = SourceKind("package.module:factory or file.py", "package.module:factory, file.py:factory",
               "a class or function of yours", "python:from_python", fresh=False)  # fmt: skip
 PACKAGES = (
-    Kind("torchvision:NAME", "torchvision:resnet50", "a model of torchvision", "packages:from_torchvision",
+    SourceKind("torchvision:NAME", "torchvision:resnet50", "a model of torchvision", "packages:from_torchvision",
          "torchvision"),
-    Kind("timm:NAME", "timm:convnext_tiny", "a model of timm", "packages:from_timm", "timm"),
-    Kind("hf:TYPE", "hf:bert or hf:config.json", "a model type of transformers, or the path of a config.json",
+    SourceKind("timm:NAME", "timm:convnext_tiny", "a model of timm", "packages:from_timm", "timm"),
+    SourceKind("hf:TYPE", "hf:bert or hf:config.json", "a model type of transformers, or the path of a config.json",
          "hf:from_transformers", "hf"),
 )  # fmt: skip
 KINDS = (BUILT_IN, *PACKAGES, PYTHON)
 
 
-def kind_of(spec: str) -> Kind:
+def kind_of(spec: str) -> SourceKind:
     """The kind of source that `spec` asks for, whether or not it exists."""
     before = spec.partition(":")[0]
     other = PYTHON if spec.endswith(".py") or ":" in spec else BUILT_IN

@@ -12,7 +12,7 @@ from lpcompile.core import memory_format
 from lpcompile.errors import UsageError
 from lpcompile.models import REGISTRY
 from lpcompile.sources import BUILT_IN, KINDS, kind_of
-from lpcompile.sources.inputs import Shape, Source, Tensors, closest, parse_input, random_inputs
+from lpcompile.sources.inputs import InputRequest, Shape, Source, closest, parse_input, random_inputs
 from lpcompile.sources.python import call
 
 
@@ -28,25 +28,25 @@ def build(
     """See `lpcompile.sources.load`."""
     if batch is not None and batch < 1:
         raise UsageError(f"batch is {batch}; it must be at least 1")
-    tensors = Tensors(batch, None if input_shape is None else parse_input(input_shape), seed, device)
+    request = InputRequest(batch, None if input_shape is None else parse_input(input_shape), seed, device)
     try:
-        found = _on_device(spec, tensors, model_kwargs)
+        found = _on_device(spec, request, model_kwargs)
     except UsageError as error:
         if device != "meta" or not isinstance(error.__cause__, (NotImplementedError, RuntimeError)):
             raise
-        # it computes its sizes with tensors: needs values
-        found = _on_device(spec, replace(tensors, device="cpu"), model_kwargs)
+        # the model computes sizes with tensors and needs their values
+        found = _on_device(spec, replace(request, device="cpu"), model_kwargs)
     return _channels_last(found) if channels_last else found
 
 
-def _on_device(spec: str, tensors: Tensors, model_kwargs: dict[str, object]) -> Source:
+def _on_device(spec: str, request: InputRequest, model_kwargs: dict[str, object]) -> Source:
     kind = kind_of(spec)
     module, _, function = kind.loader.partition(":")
     loader = getattr(importlib.import_module(f"lpcompile.sources.{module}"), function)
     name = spec.partition(":")[2] if kind.prefix else spec
-    with torch.random.fork_rng(devices=[]), torch.device(tensors.device):
-        torch.manual_seed(tensors.seed)
-        source: Source = loader(name, tensors, dict(model_kwargs))
+    with torch.random.fork_rng(devices=[]), torch.device(request.device):
+        torch.manual_seed(request.seed)
+        source: Source = loader(name, request, dict(model_kwargs))
     return source
 
 
@@ -59,7 +59,7 @@ def _channels_last(source: Source) -> Source:
     return replace(source, model=laid_out, example_args=args, example_kwargs=kwargs)
 
 
-def built_in(name: str, tensors: Tensors, model_kwargs: dict[str, object]) -> Source:
+def built_in(name: str, request: InputRequest, model_kwargs: dict[str, object]) -> Source:
     """A model of `lpcompile.models`."""
     if name not in REGISTRY:
         raise _unknown(name)
@@ -68,7 +68,7 @@ def built_in(name: str, tensors: Tensors, model_kwargs: dict[str, object]) -> So
     vocabulary = model_kwargs.get("vocabulary", entry.vocabulary)
     dtype = torch.float32 if vocabulary is None else torch.int64
     high = vocabulary if isinstance(vocabulary, int) else 2
-    args, kwargs = random_inputs(tensors, [("", entry.input_shape, dtype)], high=high)
+    args, kwargs = random_inputs(request, [("", entry.input_shape, dtype)], high=high)
     return Source(name, model, args, kwargs)
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from lpcompile.errors import UsageError
-from lpcompile.sources.inputs import Source, Tensors, Wanted, closest, no_shape, random_inputs
+from lpcompile.sources.inputs import InputRequest, InputShape, Source, closest, no_shape, random_inputs
 from lpcompile.sources.python import call
 
 
@@ -30,7 +30,7 @@ def unknown(kind: str, name: str, known: list[str]) -> UsageError:
     return UsageError(f"{kind} has no model {name!r}; {hint}")
 
 
-def from_torchvision(name: str, tensors: Tensors, model_kwargs: dict[str, object]) -> Source:
+def from_torchvision(name: str, request: InputRequest, model_kwargs: dict[str, object]) -> Source:
     spec = f"torchvision:{name}"
     torchvision = import_package("torchvision", spec)
     known = torchvision.models.list_models()
@@ -43,10 +43,10 @@ def from_torchvision(name: str, tensors: Tensors, model_kwargs: dict[str, object
     if name in ("inception_v3", "googlenet"):
         arguments["init_weights"] = False  # their own initialisation is ten times as slow as the default one
     model = call(spec, builder, arguments | model_kwargs)
-    shape = None if tensors.wanted else _torchvision_shape(torchvision, name)
-    if shape is None and not tensors.wanted:
+    shape = None if request.shapes else _torchvision_shape(torchvision, name)
+    if shape is None and not request.shapes:
         raise no_shape(spec)
-    args, kwargs = random_inputs(tensors, _images(shape))
+    args, kwargs = random_inputs(request, _images(shape))
     return Source(spec, model, args, kwargs)
 
 
@@ -67,16 +67,16 @@ def _torchvision_shape(torchvision: ModuleType, name: str) -> tuple[int, ...] | 
     return min(found, default=None)
 
 
-def from_timm(name: str, tensors: Tensors, model_kwargs: dict[str, object]) -> Source:
+def from_timm(name: str, request: InputRequest, model_kwargs: dict[str, object]) -> Source:
     spec = f"timm:{name}"
     timm = import_package("timm", spec)
     if not timm.is_model(name):
         raise unknown("timm", name, timm.list_models())
     model = call(spec, timm.create_model, {"model_name": name, "pretrained": False} | model_kwargs)
-    shape = None if tensors.wanted else _timm_shape(model, model_kwargs)
-    if shape is None and not tensors.wanted:
+    shape = None if request.shapes else _timm_shape(model, model_kwargs)
+    if shape is None and not request.shapes:
         raise no_shape(spec)
-    args, kwargs = random_inputs(tensors, _images(shape))
+    args, kwargs = random_inputs(request, _images(shape))
     return Source(spec, model, args, kwargs)
 
 
@@ -92,5 +92,5 @@ def _timm_shape(model: nn.Module, model_kwargs: dict[str, object]) -> tuple[int,
     return (chosen, height, width)
 
 
-def _images(shape: tuple[int, ...] | None) -> list[Wanted]:
+def _images(shape: tuple[int, ...] | None) -> list[InputShape]:
     return [] if shape is None else [("", shape, torch.float32)]

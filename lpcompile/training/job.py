@@ -192,8 +192,7 @@ def compiled(job: Job, model: nn.Module, x: torch.Tensor, before: Path | None) -
 
 def first_weights(spec: str, model: nn.Module) -> str:
     """How AuxNets start: consistently where a model is known to be fresh; nothing of a user's own is set to zero."""
-    fresh = spec in REGISTRY or spec.startswith(("torchvision:", "timm:", "hf:"))
-    return "consistent" if fresh and trained(model) is None else "copy"
+    return "consistent" if sources.kind_of(spec).fresh and trained(model) is None else "copy"
 
 
 def _workers(job: Job) -> int:

@@ -9,8 +9,8 @@ from torch import nn
 from lpcompile.zoo.entry import InputMaker, ZooEntry, floats
 
 # Convolutional models take any size, and a small one runs the same layers in a fraction of the time.
-SMALL = 96
-FIXED = {"inception_v3": 299}
+SMALL_IMAGE = 96
+FIXED_IMAGE = {"inception_v3": 299}
 NAMES = """
     alexnet convnext_base convnext_large convnext_small convnext_tiny densenet121 densenet161 densenet169 densenet201
     efficientnet_b0 efficientnet_b1 efficientnet_b2 efficientnet_b3 efficientnet_b4 efficientnet_b5 efficientnet_b6
@@ -27,7 +27,7 @@ HEAVY = {"regnet_y_128gf", "vit_h_14"}  # 645 and 632 million parameters
 
 
 def _input_size(name: str) -> int:
-    return FIXED.get(name, 224 if name.startswith(("vit", "maxvit")) else SMALL)
+    return FIXED_IMAGE.get(name, 224 if name.startswith(("vit", "maxvit")) else SMALL_IMAGE)
 
 
 def _entry(name: str) -> ZooEntry:
