@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lpcompile.cli.flags import Parser, model_help
-from lpcompile.cli.model import add_model_flags, check_model_flags, compile_program, load_source
+from lpcompile.cli.model import add_model_flags, check_model_flags, compile_program, is_plan, load_source
 from lpcompile.draw.terminal import show
 from lpcompile.errors import UsageError
 
@@ -26,6 +26,8 @@ def add_arguments(parser: Parser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     from lpcompile.emit.write import check_target
 
+    if is_plan(arguments.model):
+        raise UsageError(f"{arguments.model} is a saved plan, which holds no code or weights; name the model instead")
     check_model_flags(arguments)
     check_target(Path(arguments.output), arguments.force)  # before a minute of compiling
     source = load_source(arguments, "cpu")

@@ -169,6 +169,8 @@ def _check(arguments: argparse.Namespace, device: DeviceSpec) -> int:
     from lpcompile.simulate.device_spec import THIS_MACHINE
 
     refuse_unread(arguments, "--check", reads=CHECK_FLAGS)
+    if is_plan(arguments.model):
+        raise UsageError(f"{arguments.model} is a saved plan, which cannot be trained; name the model instead")
     (K, *others) = stage_counts(arguments.K or "2")
     if others:
         raise UsageError(f"-K {arguments.K}: --check measures one number of stages; give one")

@@ -3,8 +3,16 @@
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING
 
 from lpcompile.cli.flags import Parser, method_summaries, refuse_unread, refuse_without, typed
+from lpcompile.errors import UsageError
+
+if TYPE_CHECKING:
+    from lpcompile.training.job import Job
+
+# The attribute that a Method needs for a flag to mean something.
+NEEDED_TRAITS = {"beta": "aux", "psi": "aux", "buffer": "replay", "buffer_policy": "replay"}
 
 
 def add_arguments(parser: Parser) -> None:
@@ -70,11 +78,26 @@ def run(arguments: argparse.Namespace) -> int:
     from lpcompile.runtime.loop.loop import Watch
     from lpcompile.training.job import Job, train
 
-    refuse_without(arguments, "save", ("save_every", "keep"))
-    if arguments.plan is not None:
-        refuse_unread(arguments, "--plan", unread=("cost", "aux", "aux_budget", "aux_dtype", "init"))
     options = typed(arguments, Settings)
     if "transfer" in options:
         options["transfer"] = torch.bfloat16
-    train(Job(**typed(arguments, Job), options=options, watch=Watch(**typed(arguments, Watch))))
+    job = Job(**typed(arguments, Job), options=options, watch=Watch(**typed(arguments, Watch)))
+    _check(arguments, job)
+    train(job)
     return 0
+
+
+def _check(arguments: argparse.Namespace, job: Job) -> None:
+    """Refuse flags that this job would ignore. Whether their values are right, `Job.check` says."""
+    from lpcompile.core.plan import Plan
+    from lpcompile.runtime.methods import get_method
+
+    method = get_method(job.method)
+    unread = [name for name, trait in NEEDED_TRAITS.items() if not getattr(method, trait)]
+    refuse_unread(arguments, f"--method {method.name}", unread=unread)
+    refuse_without(arguments, "save", ("save_every", "keep"))
+    if job.plan is not None:
+        refuse_unread(arguments, "--plan", unread=("cost", "aux", "aux_budget", "aux_dtype", "init"))
+        K = Plan.load(job.plan).K
+        if K != job.K:
+            raise UsageError(f"--plan {job.plan} has {K} stages and -K is {job.K}; give -K {K}, or another plan")

@@ -123,6 +123,25 @@ def test_a_plan_to_follow_decides_costs_and_auxnets(flag, capsys):
     assert f"{flag.split()[0]} has no effect with --plan; leave it out" in error
 
 
+@pytest.mark.parametrize(
+    "line", ["bp --beta 1", "1f1b --psi l1", "multiplier --buffer 4", "dgl --buffer-policy newest"]
+)
+def test_a_method_without_penalty_or_buffer_has_no_options_for_them(line, capsys):
+    method, flag, _ = line.split()
+    error = refused(f"train resnet20 --method {line}", capsys)
+    assert f"{flag} has no effect with --method {method}; leave it out" in error
+
+
+def test_a_plan_to_follow_has_as_many_stages_as_there_are_ranks(capsys):
+    error = refused("train resnet20 --plan plan.json -K 3", capsys)
+    assert "--plan plan.json has 2 stages and -K is 3; give -K 2, or another plan" in error
+
+
+@pytest.mark.parametrize("command", ["emit plan.json -o out", "simulate plan.json --check"])
+def test_a_saved_plan_is_no_model(command, capsys):
+    assert "plan.json is a saved plan, which" in refused(command, capsys)
+
+
 def test_named_models_of_the_zoo_are_checked_however_heavy(capsys):
     assert "--heavy has no effect on models that are named" in refused("zoo user:EarlyExits --heavy", capsys)
 
