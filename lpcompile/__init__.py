@@ -19,9 +19,10 @@ if TYPE_CHECKING:
     from lpcompile.core.plan import Plan
     from lpcompile.emit.read import load
     from lpcompile.passes.capture.capture import capture
+    from lpcompile.passes.partition.evaluate import Link
     from lpcompile.passes.partition.options import Pins
-    from lpcompile.passes.partition.partition import Link, partition
     from lpcompile.passes.split.cuts import cuts
+    from lpcompile.planning.partition import partition
     from lpcompile.program import Program
 
 __version__ = "0.1.0"
@@ -31,8 +32,8 @@ _LAZY = {
     "parallelize": "lpcompile.compile",
     "capture": "lpcompile.passes.capture.capture",
     "cuts": "lpcompile.passes.split.cuts",
-    "partition": "lpcompile.passes.partition.partition",
-    "Link": "lpcompile.passes.partition.partition",
+    "partition": "lpcompile.planning.partition",
+    "Link": "lpcompile.passes.partition.evaluate",
     "Pins": "lpcompile.passes.partition.options",
     "Plan": "lpcompile.core.plan",
     "load": "lpcompile.emit.read",

@@ -76,16 +76,16 @@ class Program(nn.Module):
 
     @property
     def plan(self) -> Plan:
-        return self._compiled().plan
+        return self._ready().plan
 
     @property
     def stages(self) -> tuple[Stage, ...]:
-        return self._compiled().stages
+        return self._ready().stages
 
     @property
     def auxnets(self) -> tuple[AuxNet, ...]:
         """AuxNet k makes what stage k gives to the next one; none where the plan's method needs none."""
-        return self._compiled().auxnets
+        return self._ready().auxnets
 
     @property
     def heads(self) -> tuple[AuxNet, ...]:
@@ -93,7 +93,7 @@ class Program(nn.Module):
 
         Where the plan's method has none they are derived when they are first asked for, with the plan's budget.
         """
-        done = self._compiled()
+        done = self._ready()
         if done.heads is not None:
             return done.heads
         if self._lp_heads is None:
@@ -103,7 +103,7 @@ class Program(nn.Module):
     @property
     def captured(self) -> Captured:
         """The undivided graph."""
-        return self._compiled().captured
+        return self._ready().captured
 
     @property
     def module(self) -> nn.Module:
@@ -136,7 +136,7 @@ class Program(nn.Module):
 
         return emit(self, directory, overwrite=overwrite)
 
-    def _compiled(self) -> Compiled:
+    def _ready(self) -> Compiled:
         if self._lp_done is None:
             raise InputError(
                 "the program is not compiled yet: call it on a batch first, "
@@ -259,10 +259,6 @@ def _heads(done: Compiled, how: Options | None) -> tuple[AuxNet, ...]:
     budgets = [done.plan.aux_budget] * (done.plan.K - 1)
     init = how.aux.init if how is not None and how.aux is not None else "fresh"
     return tuple(m.aux for m in make_heads(done.captured, done.stages, done.plan.boundaries, budgets, init))
-
-
-def on_meta(model: nn.Module) -> bool:
-    return any(t.device.type == "meta" for t in (*model.parameters(), *model.buffers()))
 
 
 def call_state(args: Any, kwargs: Any) -> tuple[Any, ...]:

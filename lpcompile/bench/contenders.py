@@ -22,7 +22,7 @@ from lpcompile.bench.torch_pipeline import Pipeline
 from lpcompile.compare.runners import MADE
 from lpcompile.compare.timeline import kind_of
 from lpcompile.compile import parallelize
-from lpcompile.core.pipeline_order import SCHEDULES, micro_batches
+from lpcompile.core.pipeline_order import checked_micro
 from lpcompile.core.plan import Plan
 from lpcompile.errors import UsageError
 from lpcompile.passes.graph.untouched import untouched
@@ -31,7 +31,7 @@ from lpcompile.runtime.engine import memory
 from lpcompile.runtime.methods import METHODS
 
 PLAIN, THREADS, LIMIT, DDP, FSDP = "plain", "threads", "limit", "ddp", "fsdp"
-TORCH = {f"torch-{name}": name for name in SCHEDULES}  # torch's own engine, by our planner's cut
+TORCH = {f"torch-{m.name}": m.name for m in METHODS.values() if m.pipeline}  # torch's own engine, by our planner's cut
 PEERS = (PLAIN, THREADS, LIMIT, DDP, FSDP, *TORCH)
 CONTENDERS = (*PEERS, *METHODS)
 PARTS = {"forward": "forward", "backward": "backward", "auxiliary": "aux", "step": "optimizer", "message": "transfer",
@@ -167,12 +167,12 @@ def _nbytes(model: nn.Module) -> int:
 
 def micro_choices(name: str, plan: Plan) -> list[int]:
     """Micro-batches to try for a contender whose results do not depend on them; none for the others."""
-    method = TORCH.get(name, name)
-    if method not in SCHEDULES or not plan.batch_free or not plan.batch:
+    method = METHODS.get(TORCH.get(name, name))
+    if method is None or not method.pipeline or not plan.batch_free or not plan.batch:
         return []
     found = []
     for micro in (plan.K, 2 * plan.K, 4 * plan.K, 8 * plan.K):
         with contextlib.suppress(UsageError):
-            found.append(micro_batches(method, plan.K, plan.batch, micro))
+            found.append(checked_micro(method, plan.K, plan.batch, micro))
     # a BatchNorm may refuse single samples, and they are nobody's fastest
     return [micro for micro in found if plan.batch // micro > 1] or found[:1]

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from lpcompile.bench.contender import Contender, compiled_module, held_by
 from lpcompile.bench.task import Work, loss
 from lpcompile.core.memory_format import channels_last, lies_channels_last
-from lpcompile.core.pipeline_order import SCHEDULES, micro_batches
+from lpcompile.core.pipeline_order import checked_micro
 from lpcompile.program import Program
+from lpcompile.runtime.methods import get_method
 
 
 class Pipeline(Contender):
@@ -34,7 +35,7 @@ class Pipeline(Contender):
         for p in program.module.parameters():  # the other ranks have theirs
             if id(p) not in own:
                 p.data = torch.empty(0)
-        self.use(micro_batches(schedule, plan.K, plan.batch, free=plan.batch_free))
+        self.use(checked_micro(get_method(schedule), plan.K, plan.batch, free=plan.batch_free))
 
     def use(self, micro: int) -> None:
         from torch.distributed.pipelining import PipelineStage, schedules
@@ -44,8 +45,9 @@ class Pipeline(Contender):
         for name, part in (("forward_one_chunk", "forward"), ("backward_one_chunk", "backward"),
                            ("backward_weight_one_chunk", "backward")):  # fmt: skip
             setattr(stage, name, self._timed(getattr(stage, name), part))
-        made = getattr(schedules, SCHEDULES[self.schedule])
-        self.engine = made([stage] if self.schedule == "zb" else stage, micro, loss_fn=loss)
+        made = getattr(schedules, get_method(self.schedule).torch_schedule)
+        several = issubclass(made, schedules.PipelineScheduleMulti)  # takes a list of stages
+        self.engine = made([stage] if several else stage, micro, loss_fn=loss)
         self.micro = micro
 
     def _timed(self, function: Callable[..., Any], part: str) -> Callable[..., Any]:

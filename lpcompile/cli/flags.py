@@ -52,11 +52,10 @@ def method_help(default: str = DEFAULT_METHOD) -> str:
 
 
 def method_summaries() -> str:
-    """One line a method, where methods have a summary."""
+    """One line a method."""
     from lpcompile.runtime.methods import METHODS
 
-    lines = [f"  {name:<16}{getattr(m, 'summary', '')}" for name, m in METHODS.items() if getattr(m, "summary", "")]
-    return "\n".join(["methods:", *lines]) if lines else ""
+    return "\n".join(["methods:", *(f"  {name:<16}{method.summary}" for name, method in METHODS.items())])
 
 
 def device_help(default: str = "") -> str:

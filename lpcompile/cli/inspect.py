@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 from contextlib import nullcontext
-from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 from lpcompile.cli.files import writable
@@ -13,7 +11,7 @@ from lpcompile.cli.flags import Parser, model_or_plan_help, option, refuse_unrea
 from lpcompile.cli.model import add_model_flags, check_model_flags, compile_program, is_plan, load_source
 from lpcompile.cli.outlook import add_outlook, check_outlook, expected, print_plan
 from lpcompile.cli.report import add_report, check_report, write_report
-from lpcompile.core.gc_pause import uncollected
+from lpcompile.core.gc_pause import gc_paused
 from lpcompile.draw.terminal import show
 from lpcompile.errors import UsageError
 
@@ -35,15 +33,15 @@ def add_arguments(parser: Parser) -> None:
     add("save", metavar="FILE", help="write the plan to FILE as JSON")
     add("graph_file", metavar="FILE", help="write the captured graph with its stages and costs for other tools, as "
         "FILE.graphml, FILE.dot or FILE.json")  # fmt: skip
-    add("print_after", metavar="PASS[,PASS]", help="print what these passes of the compiler have made (a wrong "
-        "name lists them all)")  # fmt: skip
+    add("print_after", metavar="PASS[,PASS]", help="print what these passes of the compiler have made, or "
+        "all (a wrong name lists them)")  # fmt: skip
     add_outlook(parser)
     add_report(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     counted = arguments.cost == "flops"  # no weights are allocated, so nothing large can become garbage
-    with uncollected() if counted else nullcontext():  # a sixth of the time, imports included
+    with gc_paused() if counted else nullcontext():  # a sixth of the time, imports included
         return _show(arguments)
 
 
@@ -130,18 +128,11 @@ def check_saved(arguments: argparse.Namespace, plan: Plan) -> None:
         )
 
 
-def pass_names() -> list[str]:
-    pipeline = importlib.import_module("lpcompile.compile")
-    return [one.name for one in getattr(pipeline, "PASSES", ())]
-
-
 def request_prints(given: str) -> None:
     """Let the compiler print after the passes that are named, with commas between them."""
-    known = pass_names()
-    names = [name.strip() for name in given.split(",") if name.strip()]
-    for name in names or [given]:
-        if name not in known:
-            close = get_close_matches(name, known, n=1, cutoff=0.0)
-            hint = f"the closest is {close[0]!r}, all are {', '.join(known)}" if close else "none can be named"
-            raise UsageError(f"--print-after {given}: there is no pass {name!r}; {hint}")
-    importlib.import_module("lpcompile.planning.print_after").set_requested(names)
+    from lpcompile.planning import print_after
+    from lpcompile.planning.pipeline import PASSES
+
+    names = [name.strip() for name in given.split(",")]
+    print_after.check(names, [one.name for one in PASSES])
+    print_after.set_requested(names)

@@ -23,7 +23,7 @@ from torch import nn
 from lpcompile import sources
 from lpcompile.compare import timeline
 from lpcompile.compare.runners import Ranks, Runner, Serial
-from lpcompile.runtime.engine import memory, peak
+from lpcompile.runtime.engine import memory
 from lpcompile.runtime.launch import board
 from lpcompile.training.data import loaders
 from lpcompile.training.job import Job, _check_classes, _image, _optimizer, _scheduler, compiled
@@ -148,7 +148,7 @@ def _asked(train: Any) -> Iterator[tuple[Any, float, float]]:
 def _tensors(runner: Runner, train: Any) -> int:
     """The most bytes of tensors at once in a step of the steady state."""
     runner.freeze_rate()
-    alive = peak.Alive()
+    alive = memory.Alive()
     with alive:
         for batch in islice(train, runner.keeps + PROBE):
             runner.step(batch)

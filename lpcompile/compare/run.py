@@ -23,7 +23,7 @@ from lpcompile.compare.properties import bare_plan, properties
 from lpcompile.compare.rank import Task, time_serial, train_method, train_serial
 from lpcompile.compile import parallelize
 from lpcompile.core.atomic_file import write_json
-from lpcompile.core.micro_batches import default_micro
+from lpcompile.core.method import BatchFacts
 from lpcompile.errors import LpError, TrainingError, UsageError
 from lpcompile.runtime.launch import launch
 from lpcompile.runtime.methods import METHODS, ScheduleOptions, get_method
@@ -224,7 +224,7 @@ def marks(request: Request, method: str) -> dict[str, list[str]]:
     for K in sorted({max(request.K, LEAST_K), request.K}, reverse=True):
         plan, found = bare_plan(K, method, request.batch), get_method(method)
         try:
-            micro = request.micro if request.micro is not None else default_micro(method, K, request.batch)
+            micro = request.micro if request.micro is not None else found.default_micro(BatchFacts(K, request.batch))
             schedule = found.schedule(plan, ScheduleOptions(micro=micro or 1))
         except LpError:
             continue

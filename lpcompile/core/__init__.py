@@ -1,4 +1,9 @@
-"""What the compiler and the runtime both read: plans, schedules, the verifier, methods' records, specs of tensors.
+"""What the compiler and the runtime both read, and nothing that only one of them needs.
 
-Imports nothing of lpcompile but `errors` and itself.
+Records: `spec` and `stage_io` (tensors, what a stage takes and gives), `cost` (units and profiles), `plan`, `method`.
+Schedules: `schedule` (instructions as data), `verify` (proof that they run), `staleness` (how late gradients are),
+`micro_batches` and `pipeline_order` (torch's pipelines), `split_backward`.
+Helpers: `memory_format`, `progress`, `atomic_file`, `gc_pause`.
+
+May import `lpcompile.errors` and itself.
 """

@@ -8,9 +8,9 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def uncollected() -> Iterator[None]:
-    """For work that makes hundreds of thousands of objects and keeps them: the collector would go through all of them,
-    and through all of torch's, every time that there are a quarter more, and find nothing."""
+def gc_paused() -> Iterator[None]:
+    """For work that allocates hundreds of thousands of objects and keeps them. The collector would walk all of them,
+    and all of torch's, each time their number has grown by a quarter, and free nothing."""
     enabled = gc.isenabled()
     gc.disable()
     try:

@@ -1,6 +1,6 @@
-"""Models that lie in memory channels last, as `model.to(memory_format=torch.channels_last)` leaves them.
+"""Channels-last models (`model.to(memory_format=torch.channels_last)`): AuxNets and messages follow the model.
 
-Convolutions are faster on many devices that way. It is the user's choice; what we add to a model follows it.
+Convolutions are faster in this format on many devices; whether to use it is the user's choice.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ M = TypeVar("M", bound=nn.Module)
 
 
 def lies_channels_last(model: nn.Module) -> bool:
-    """Whether some weights lie so, and in no other way at the same time (as those of 1 x 1 convolutions do)."""
+    """Whether some weight is channels last and not contiguous at the same time, as those of 1 x 1 convolutions are."""
     return any(
         p.dim() == 4 and p.is_contiguous(memory_format=torch.channels_last) and not p.is_contiguous()
         for p in model.parameters()
@@ -22,12 +22,12 @@ def lies_channels_last(model: nn.Module) -> bool:
 
 
 def channels_last(tensor: Tensor) -> Tensor:
-    """Images and features in that order, all else as it is."""
+    """Four-dimensional tensors in channels-last order, others unchanged."""
     return tensor.contiguous(memory_format=torch.channels_last) if tensor.dim() == 4 else tensor
 
 
 def laid_out_as(model: nn.Module, module: M) -> M:
-    """A module of ours, with its weights as those of the model lie."""
+    """`module` in the memory format of the model."""
     return in_channels_last(module) if lies_channels_last(model) else module
 
 

@@ -1,4 +1,4 @@
-"""What a training method is: a schedule, and the two gradients that make it different from the others."""
+"""What a training method is: its schedule, its two gradients, and the traits that every other room reads."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Tensors = tuple[torch.Tensor, ...]
 
 @dataclass(frozen=True)
 class ScheduleOptions:
-    """What shapes a method's schedule.
+    """Options of a method's schedule.
 
     micro: micro-batches a step. lockstep: `multiplier` without skew. recursive: every AuxNet starts from the model's
     input. kappa: "stored" or "auxnet". hosts: the rank of each boundary's AuxNet where it is not the plan's. tied: some
@@ -55,24 +55,99 @@ class Terms:
 
 
 @dataclass(frozen=True)
-class Method:
-    """A method by name.
+class BatchFacts:
+    """What the default number of micro-batches depends on.
 
-    `schedule(plan, options)` says who does what when. `adjoint` gives the gradient that a stage's backward starts from
-    at its output X; `correction` the gradient of the Lagrangian in λ, from which the AuxNet (or the store) learns.
+    batch: samples of a mini-batch, None where no dimension is the batch. free: the model runs at other batch sizes.
+    saved: bytes of activations that a backward of the whole batch keeps. stash: how `pipedream` keeps weights.
+    """
+
+    K: int
+    batch: int | None
+    free: bool = True
+    saved: int = 0
+    stash: str = "all"
+
+
+def one_micro_batch(facts: BatchFacts) -> int | None:
+    """The whole batch at once: the default of methods that gain nothing from micro-batches."""
+    return 1
+
+
+def no_bubble(K: int, micro: int) -> float:
+    """Ranks work on their own: the slowest one waits for nobody."""
+    return 0.0
+
+
+def any_micro(K: int, micro: int) -> bool:
+    return True
+
+
+@dataclass(frozen=True)
+class Method:
+    """A training method: its schedule, its gradients, and the traits that planner, simulator, runtime and tools read.
+
+    A method is defined in one file of `runtime/methods`; nothing else compares its name.
+
+    >>> get_method("penalty").aux, get_method("1f1b").exact
+    ('auxnet', True)
+
+    name, summary: as on the command line, and one line for help texts and the README.
+    schedule: `schedule(plan, options)` gives the instructions of every rank.
+    adjoint: the gradient that a stage's backward starts from at its output X.
+    correction: the gradient of the Lagrangian in λ, from which the AuxNet (or the store) learns.
     """
 
     name: str
+    summary: str
     schedule: Callable[[Plan, ScheduleOptions], Schedule]
     adjoint: Callable[[Terms], Tensors]
     correction: Callable[[Terms], Tensors] | None = None
-    aux: str = ""  # how λ is made: "" (there is none), "auxnet" or "store"
-    indices: bool = False  # needs to know which samples are in a batch
-    exact: bool = False  # gives plain training's gradients
-    beta: str = "rising"  # the rule of β where nobody says another
-    heads: bool = False  # every stage has a loss of its own, and no gradient crosses a boundary
+
+    # gradients
+    exact: bool = False  # plain training's gradients
+    delayed: bool = False  # plain training's gradients, some steps late
+    beta: str = "rising"  # default rule of β, see `runtime.penalty.beta`
+
+    # the source of λ, and what trains beside the model
+    aux: str = ""  # source of λ: "" (no λ), "auxnet" or "store"
+    chained: bool = False  # λ_k arrives through the chain of AuxNets within the step, so ranks wait for it
+    kappa: bool = False  # keeps multipliers κ, per sample or in a network
+    indices: bool = False  # needs the sample numbers of a batch
+    heads: bool = False  # every stage has its own loss through a head; no gradient crosses a boundary
     replay: bool = False  # boundaries have replay buffers: ranks may be many steps apart
-    delayed: bool = False  # gives plain training's gradients, but late
+    first_sight: str = ""  # helper method for the step in which a sample is seen for the first time
+    aux_budget: float = 0.1  # default cost of an AuxNet as a share of its stage
+    aux_budget_consistent: float = 0.1  # the same where λ = X before the first step
+
+    # cost
+    default_micro: Callable[[BatchFacts], int | None] = one_micro_batch  # None: this batch cannot be cut as needed
+    accepts_micro: Callable[[int, int], bool] = any_micro  # whether (K, micro) can run
+    bubble: Callable[[int, int], float] = no_bubble  # share of the other ranks' work that the slowest rank waits for
+    torch_schedule: str = ""  # class of torch.distributed.pipelining whose order a pipeline follows
+    splits_backward: bool = False  # input and weight gradients are computed apart
+    reruns_stage: bool = False  # stages run a second forward
+    reruns_auxnets: bool = False  # AuxNets run a second forward where the batch is not cut
+
+    # the paper's Table 1 as printed, in the order of `compare.properties.NAMES`; "" where the paper has no row
+    table_1: str = ""
+
+    @property
+    def has_aux(self) -> bool:
+        """Whether a small network works at every boundary: an AuxNet or a head."""
+        return self.aux == "auxnet" or self.heads
+
+    @property
+    def pipeline(self) -> bool:
+        """Whether a step is a pipeline of equal micro-batches, in torch's order."""
+        return bool(self.torch_schedule)
+
+    def keeps_samples(self, kappa: str) -> bool:
+        """Whether values are kept for each sample; `kappa` is the setting of that name."""
+        return self.indices or (self.kappa and kappa == "stored")
+
+    def default_budget(self, init: str) -> float:
+        return self.aux_budget_consistent if init == "consistent" else self.aux_budget
 
 
 def hosts_of(plan: Plan, options: ScheduleOptions) -> dict[int, int]:
@@ -82,8 +157,8 @@ def hosts_of(plan: Plan, options: ScheduleOptions) -> dict[int, int]:
 
 
 @dataclass(frozen=True)
-class Layout:
-    """Who makes λ of each boundary and who needs it: what the schedules of all methods with λ have in common."""
+class LamRoutes:
+    """The host rank of each boundary's λ and the ranks that need it: shared by the schedules of all methods with λ."""
 
     K: int
     hosts: dict[int, int]

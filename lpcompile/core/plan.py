@@ -18,10 +18,9 @@ from typing import Any, TypeVar, get_type_hints
 from lpcompile.core.cost import UnitCost
 from lpcompile.core.spec import TensorSpec
 from lpcompile.errors import PlanError
-from lpcompile.passes.partition.options import HEAD_METHODS
 
 VERSION = 2
-OPTIONAL = ("tied", "notes", "part", "parts", "aux_dtype")  # what older plans do not have
+OPTIONAL = ("tied", "notes", "part", "parts", "aux_dtype")  # fields that older plans lack
 T = TypeVar("T")
 
 
@@ -123,7 +122,7 @@ class Plan:
     @property
     def heads(self) -> bool:
         """Whether the networks at the boundaries are heads of the stages below, not AuxNets."""
-        return self.method in HEAD_METHODS
+        return not self.aux and any(b.aux is not None for b in self.boundaries)
 
     @property
     def gap(self) -> float:

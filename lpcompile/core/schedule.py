@@ -160,6 +160,14 @@ def _instruction(data: dict[str, Any]) -> Instruction:
     return Instruction(str(data["op"]), int(data["slot"]), int(data["boundary"]), int(data["peer"]), reads, writes)
 
 
+def moment(item: Instruction | Ref, at: int, micro: int) -> tuple[int, int]:
+    """When the instruction at position `at` meets its micro-batch: the step, relative to the micro-batch's, and `at`.
+
+    Micro-batch τ = tM + c is met by an instruction with slot s = qM + c in step t - q. So two events of one micro-batch
+    are in the order of their moments, whatever K and the skew, and no schedule has to be unrolled."""
+    return (-(item.slot // micro), at)
+
+
 class Builder:
     """Writes one rank's list.
 

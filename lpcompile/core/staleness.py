@@ -1,4 +1,4 @@
-"""How late gradients are, read off a schedule.
+"""The delay of gradients in updates, read off a schedule.
 
 >>> staleness(pipedream(plan, ScheduleOptions()))      # K = 3
 (2, 1, 0)
@@ -8,30 +8,36 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lpcompile.core.schedule import Instruction, Schedule
+from lpcompile.core.schedule import Instruction, Schedule, moment
 
 Time = tuple[int, int]  # step relative to the micro-batch's, position in the list
 
 
 def staleness(schedule: Schedule) -> tuple[int, ...]:
-    """For each rank, how many updates there are between the weights that a micro-batch met and the ones that its
-    gradient changes: the most over the micro-batches of a step.
+    """For each rank, the number of updates between the weights of a micro-batch's forward and the weights that its
+    gradient changes; the maximum over the micro-batches of a step. 0 in plain training.
 
-    A micro-batch meets its weights where they are stashed for it, else in its first forward. 0 is plain training's.
+    The weights of a forward are the stashed ones where there are any, else those of the first forward.
     """
-    return tuple(_of_rank(items, schedule.micro) for items in schedule.ranks)
+    return tuple(max(_delays(items, schedule.micro), default=0) for items in schedule.ranks)
 
 
-def _of_rank(items: Sequence[Instruction], M: int) -> int:
+def mean_staleness(schedule: Schedule) -> tuple[float, ...]:
+    """The same as a mean over the micro-batches of a step: (K-1-r)/M for `stream`."""
+    return tuple(sum(found) / len(found) for found in (_delays(r, schedule.micro) or [0] for r in schedule.ranks))
+
+
+def _delays(items: Sequence[Instruction], M: int) -> list[int]:
+    """For each micro-batch of a step, by how many updates its gradient is late."""
     steps = [at for at, item in enumerate(items) if item.op == "step"]
-    late = 0
+    found = []
     for c in range(M):
-        mine = [(item.op, (-(item.slot // M), at)) for at, item in enumerate(items) if item.slot % M == c]
+        mine = [(item.op, moment(item, at, M)) for at, item in enumerate(items) if item.slot % M == c]
         met = min((time for op, time in mine if op in ("stash", "forward")), default=None)
         used = max((time for op, time in mine if op.startswith("backward")), default=None)
         if met is not None and used is not None:
-            late = max(late, sum(_between(met, used, at) for at in steps))
-    return late
+            found.append(sum(_between(met, used, at) for at in steps))
+    return found
 
 
 def _between(first: Time, last: Time, at: int) -> int:

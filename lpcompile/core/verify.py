@@ -1,12 +1,10 @@
-"""Proof that a schedule runs: every receive has its send, nothing is used before it is there, nobody waits in a circle.
+"""Proof that a schedule runs: every receive has its send, nothing is read before it is written, and no deadlock.
 
-The schedule is periodic, so one step of it is looked at with time counted in (step, position): micro-batch τ = tM + c
-is met by an instruction with slot s = qM + c in step t - q. Two events of one micro-batch are then compared by
-(-q, position) alone, whatever K and the skew, and nothing is unrolled.
+The schedule is periodic, so one step is examined, with time counted as in `core.schedule.moment`; nothing is unrolled.
 
-Sends are taken to be rendezvous (they end when the receive is posted), receives to be ordered for each pair of ranks
-and kind of tensor: what runs under these rules runs on NCCL and gloo with any timing. An offer waits for nobody, and a
-draw until there has been one offer: which one it gets is not the schedule's business.
+Sends are rendezvous (they end when the receive is posted); receives are ordered for each pair of ranks and kind of
+tensor. A schedule that runs under these rules runs on NCCL and gloo with any timing. An offer never waits. A draw waits
+for the first offer; which offer it gets is up to the replay buffer.
 """
 
 from __future__ import annotations
@@ -14,7 +12,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 
-from lpcompile.core.schedule import COLLECTIVE, LOCAL, MESSAGES, OPS, STEPWISE, Instruction, Ref, Schedule
+from lpcompile.core.schedule import COLLECTIVE, LOCAL, MESSAGES, OPS, STEPWISE, Instruction, Ref, Schedule, moment
 from lpcompile.errors import ScheduleError
 
 KINDS = frozenset(MESSAGES + LOCAL)
@@ -53,10 +51,10 @@ def buffers_needed(schedule: Schedule, rank: int) -> int:
     posts: dict[Class, Time] = {}
     for at, item in enumerate(items):
         if item.op == "recv":
-            key, time = (item.ref.kind, item.ref.boundary, item.slot % M), (-(item.slot // M), at)
+            key, time = (item.ref.kind, item.ref.boundary, item.slot % M), moment(item, at, M)
             posts[key] = min(posts.get(key, time), time)
         for ref in item.reads if item.op not in STEPWISE else ():
-            key, time = (ref.kind, ref.boundary, ref.slot % M), (-(ref.slot // M), at)
+            key, time = (ref.kind, ref.boundary, ref.slot % M), moment(ref, at, M)
             last[key] = max(last.get(key, time), time)
     depth = 1
     for kind, boundary in dict.fromkeys(key[:2] for key in posts):
@@ -109,7 +107,7 @@ class _Times:
                 self._add(at, item)
 
     def _add(self, at: int, item: Instruction) -> None:
-        time = (-(item.slot // self.M), at)
+        time = moment(item, at, self.M)
         if item.op == "send":
             key = (self.key(item.ref), item.peer)
             if key in self.sent:
@@ -134,7 +132,7 @@ class _Times:
         for at, item in enumerate(self.schedule.ranks[self.rank]):
             if item.op in STEPWISE:
                 continue
-            time = (-(item.slot // self.M), at)
+            time = moment(item, at, self.M)
             if item.op == "wait":
                 waited.add(self.key(item.ref))
                 if self.posted.get(self.key(item.ref), (10**9, 0)) > time:
@@ -216,7 +214,10 @@ def _collectives(schedule: Schedule) -> None:
 
 
 def _no_circle(schedule: Schedule, times: list[_Times]) -> None:
-    """Order all instructions of a step so that each comes after what it waits for; if that fails, they would hang."""
+    """Sort the instructions of a step topologically; where that fails, name the cycle of waits.
+
+    By hand, since every plan of a sweep is verified: for 64 stages and 128 micro-batches of 1F1B networkx took twice
+    as long."""
     after, count = _edges(schedule, times)
     ready = [node for node, n in count.items() if n == 0]
     done = 0
@@ -229,7 +230,21 @@ def _no_circle(schedule: Schedule, times: list[_Times]) -> None:
                 ready.append(following)
     if done < len(count):
         rank, at = min(node for node, n in count.items() if n > 0 and node[0] >= 0)
-        raise ScheduleError(f"{_where(schedule, rank, at)} waits in a circle: the ranks would hang")
+        circle = _circle(schedule, after, {node for node, n in count.items() if n > 0})
+        raise ScheduleError(f"{_where(schedule, rank, at)} waits in a circle: the ranks would hang. {circle}")
+
+
+def _circle(schedule: Schedule, after: dict[Node, list[Node]], stuck: set[Node]) -> str:
+    """The shortest telling of one cycle: the instructions at which it passes from one rank to another."""
+    import networkx as nx
+
+    graph = nx.DiGraph((a, b) for a in stuck for b in after[a] if b in stuck)
+    edges = [(a, b) for a, b in nx.find_cycle(graph) if a[0] != b[0]]
+    return "The circle: " + "; ".join(f"{_name(schedule, b)} waits for {_name(schedule, a)}" for a, b in edges)
+
+
+def _name(schedule: Schedule, node: Node) -> str:
+    return "a collective of all ranks" if node[0] < 0 else _where(schedule, *node)
 
 
 def _edges(schedule: Schedule, times: list[_Times]) -> tuple[dict[Node, list[Node]], dict[Node, int]]:

@@ -24,7 +24,7 @@ def describe(program: Any, parts: dict[str, Any]) -> dict[str, Any]:
     import lpcompile
 
     info = program.captured._lp
-    state = next(s for s, done in program._lp_variants.items() if done is program._compiled())
+    state = next(s for s, done in program._lp_variants.items() if done is program._ready())
     return {
         "format": "lpcompile program",
         "version": VERSION,

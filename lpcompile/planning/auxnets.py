@@ -29,18 +29,9 @@ from lpcompile.passes.split.units import Unit
 
 FORMS = ("derived", "tied", "recursive", "recursive-shared")
 DTYPES = ("", "bfloat16")
-BUDGET, HALF = 0.1, 0.05  # of its stage's cost
-Costs = Mapping[str, tuple[float, float]]
+BUDGET = 0.1  # default cost of an AuxNet as a share of its stage
+NodeCosts = Mapping[str, tuple[float, float]]
 THOROUGH = Effort()
-
-
-def default_budget(method: str, init: str) -> float:
-    """An AuxNet's cost as a share of its stage's.
-
-    Half of it trains as well where training starts consistently and stages only have to meet λ. `multiplier` collapsed
-    with half (ResNet-110), and so did `penalty` from copies that were far from X (WideResNet-16-4, with either).
-    """
-    return HALF if method in ("penalty", "lagrangian") and init == "consistent" else BUDGET
 
 
 @dataclass(frozen=True)
@@ -72,7 +63,7 @@ class AuxOptions:
 
 
 @dataclass(frozen=True)
-class Made:
+class CostedNet:
     """One AuxNet, the budget it was derived with, and its cost as a share of its stage's."""
 
     aux: AuxNet
@@ -101,13 +92,13 @@ def node_costs(captured: Captured, units: Sequence[Unit], profile: Profile) -> d
 def make_auxnets(
     model: nn.Module,
     stages: Sequence[Stage],
-    costs: Costs,
+    costs: NodeCosts,
     options: AuxOptions,
     inputs: list[torch.Tensor] | None = None,
     budgets: Sequence[float] | None = None,
     effort: Effort = THOROUGH,
     only: int | None = None,
-) -> list[Made]:
+) -> list[CostedNet]:
     """One for each stage but the last. With `inputs` the budget is met by measured time, with so much `effort`;
     `budgets` are those that an earlier run came to, and are used as they are. `only`: just this one.
 
@@ -128,7 +119,7 @@ def make_auxnets(
             measure = _measurer(stages[k], runs[k], inputs, effort)
             aux, budget, share = calibrate(asked[k], builders[k], measure, effort.rounds)
             share = measure(aux, options.dtype) if options.dtype else share
-            made.append(Made(aux, budget, share.forward, share.backward, share.total))
+            made.append(CostedNet(aux, budget, share.forward, share.backward, share.total))
         return made
 
 
@@ -147,7 +138,7 @@ def _measurer(
     return measure
 
 
-def start(model: nn.Module, made: Sequence[Made], options: AuxOptions) -> None:
+def start(model: nn.Module, made: Sequence[CostedNet], options: AuxOptions) -> None:
     """Initial weights: for a consistent start the branches that the AuxNets leave out begin at zero, in the model."""
     if options.init == "consistent":
         set_to_zero(model, [name for m in made for name in m.aux.record.zeroed])
@@ -186,14 +177,14 @@ def _tuple(result: Any) -> tuple[torch.Tensor, ...]:
     return result if isinstance(result, tuple) else (result,)
 
 
-def estimated(aux: AuxNet, budget: float) -> Made:
+def estimated(aux: AuxNet, budget: float) -> CostedNet:
     """With the shares that its record has."""
     known = aux.record
     total = (known.forward_share + 2 * known.backward_share) / 3  # backward is twice the work of forward
-    return Made(aux, budget, known.forward_share, known.backward_share, total)
+    return CostedNet(aux, budget, known.forward_share, known.backward_share, total)
 
 
-def _builders(stages: Sequence[Stage], costs: Costs, options: AuxOptions) -> list[Callable[[float], AuxNet]]:
+def _builders(stages: Sequence[Stage], costs: NodeCosts, options: AuxOptions) -> list[Callable[[float], AuxNet]]:
     """For each AuxNet, how to make it for a budget."""
     count = len(stages) - 1
     uses = Counter(i for stage in stages for i in {id(p) for p in stage.parameters()})
@@ -235,12 +226,12 @@ def _laid_out(model: nn.Module, build: Callable[[float], AuxNet], budget: float)
     return laid_out_as(model, build(budget))
 
 
-def _shared(parts: list[AuxNet], stages: Sequence[Stage], costs: Costs, form: str, budget: float) -> AuxNet:
+def _shared(parts: list[AuxNet], stages: Sequence[Stage], costs: NodeCosts, form: str, budget: float) -> AuxNet:
     """The parts have their weights in common, so the budget was spent when they were made."""
     return _recursive(parts, stages, costs, form)
 
 
-def _recursive(parts: list[AuxNet], stages: Sequence[Stage], costs: Costs, form: str) -> AuxNet:
+def _recursive(parts: list[AuxNet], stages: Sequence[Stage], costs: NodeCosts, form: str) -> AuxNet:
     whole = compose(parts)
     prices = [_stage_cost(stage, costs) for stage in stages[: len(parts)]]
     forward = sum(p.record.forward_share * f for p, (f, _) in zip(parts, prices, strict=True))
@@ -250,6 +241,6 @@ def _recursive(parts: list[AuxNet], stages: Sequence[Stage], costs: Costs, form:
     return whole
 
 
-def _stage_cost(stage: Stage, costs: Costs) -> tuple[float, float]:
+def _stage_cost(stage: Stage, costs: NodeCosts) -> tuple[float, float]:
     found = [costs[n.name] for n in stage._lp_graphs[True].nodes if n.name in costs and n.op != "placeholder"]
     return sum(f for f, _ in found), sum(b for _, b in found)

@@ -1,8 +1,7 @@
-"""AuxNets of the size that a measured budget allows, and no larger than the rank that runs them has time for.
+"""AuxNets that meet a measured budget and do not make their host rank the bottleneck.
 
-Stages are cut between units, so one rank may have more to do than the others. Where that is one that runs an AuxNet,
-all wait for it; the AuxNet is then made smaller, down to three quarters of its budget, until its rank is level with
-the others.
+Stages are cut between units, so one rank may be slower than the others. If it hosts an AuxNet, that AuxNet is made
+smaller, down to three quarters of its budget, until its rank is level with the others.
 """
 
 from __future__ import annotations
@@ -14,25 +13,25 @@ import torch
 from torch import nn
 
 from lpcompile.passes.auxnet.measure import Effort
-from lpcompile.passes.partition.partition import Partition
+from lpcompile.passes.partition.evaluate import Partition
 from lpcompile.passes.split.split import Stage
-from lpcompile.planning.auxnets import AuxOptions, Costs, Made, make_auxnets
+from lpcompile.planning.auxnets import AuxOptions, CostedNet, NodeCosts, make_auxnets
 
-LEAST = 0.75  # of the budget: with half of it shallow networks collapsed
-WORTH_IT = 0.05  # of an AuxNet's share: less is not worth another derivation
+MIN_BUDGET = 0.75  # lower limit as a share of the budget: with half of it shallow networks collapsed
+MIN_REDUCTION = 0.05  # of an AuxNet's share: less is not worth another derivation
 
-Price = Callable[[Sequence[Made]], Partition]
+Price = Callable[[Sequence[CostedNet]], Partition]
 
 
 def fit_auxnets(
     model: nn.Module,
     stages: Sequence[Stage],
-    costs: Costs,
+    costs: NodeCosts,
     options: AuxOptions,
     inputs: list[torch.Tensor],
     effort: Effort,
     price: Price,
-) -> tuple[tuple[Made, ...], Partition]:
+) -> tuple[tuple[CostedNet, ...], Partition]:
     """`price` gives the split with these AuxNets, each on the better of its two ranks."""
     made = make_auxnets(model, stages, costs, options, inputs, effort=effort)
     best = price(made)
@@ -54,7 +53,7 @@ def smaller(best: Partition, shares: Sequence[float], budget: float) -> dict[int
     hosted = [k for k, rank in enumerate(best.aux_ranks) if rank == slowest]
     found = {}
     for k in hosted:
-        aim = max(LEAST * budget, shares[k] - excess / len(hosted) / best.costs[k])
-        if aim < shares[k] * (1 - WORTH_IT):
+        aim = max(MIN_BUDGET * budget, shares[k] - excess / len(hosted) / best.costs[k])
+        if aim < shares[k] * (1 - MIN_REDUCTION):
             found[k] = aim
     return found

@@ -1,4 +1,4 @@
-"""All heads of a program, for methods in which every stage has a loss of its own, with what each costs."""
+"""The heads of a program, for methods in which every stage has a loss of its own, each with its cost."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from lpcompile.passes.auxnet.head import derive_head
 from lpcompile.passes.auxnet.modules import take_weights
 from lpcompile.passes.capture.capture import Captured
 from lpcompile.passes.split.split import Place, Stage
-from lpcompile.planning.auxnets import Made, estimated
+from lpcompile.planning.auxnets import CostedNet, estimated
 
 
 def make_heads(
@@ -18,7 +18,7 @@ def make_heads(
     places: Sequence[Place],
     budgets: Sequence[float],
     init: str = "fresh",
-) -> list[Made]:
+) -> list[CostedNet]:
     """One for each stage but the last; `places` are the boundaries, `budgets` shares of the stages' FLOPs.
 
     init="copy" gives them the weights of the layers that they were derived from, for a model that was trained. A

@@ -1,44 +1,77 @@
-"""What `parallelize` was asked for, as the passes read it."""
+"""The options of `parallelize`, checked, as the passes read them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import nn
 
+from lpcompile.core.method import Method
 from lpcompile.core.plan import Plan
-from lpcompile.core.progress import Progress
+from lpcompile.core.progress import Progress, silent
+from lpcompile.errors import UsageError
+from lpcompile.passes.partition.evaluate import Link
 from lpcompile.passes.partition.options import Pins
-from lpcompile.passes.partition.partition import Link
+from lpcompile.passes.profile.profile import SOURCES
 from lpcompile.planning.auxnets import AuxOptions
+from lpcompile.runtime.methods import get_method
 
 
 @dataclass(frozen=True)
 class Options:
-    """The arguments of `parallelize` that the passes read."""
+    """See `parallelize` for what each means."""
 
     K: int | str
     cost: str
     method: str
     aux: AuxOptions | None  # None: no AuxNets are needed
-    plan: Plan | None
-    memory_limit: float | Sequence[float] | None
-    pins: Pins | dict[str, Any] | None
-    speeds: Sequence[float] | None
-    link: Link | None
-    tied: str
-    max_width: int | str
-    leaf: Iterable[str | type[nn.Module]]
-    concrete_args: dict[str, Any] | None
-    front_end: str
-    threads: int | None
-    gate: bool
-    progress: Progress
-    cache: bool
+    plan: Plan | None = None
+    memory_limit: float | Sequence[float] | None = None
+    pins: Pins | dict[str, Any] | None = None
+    speeds: Sequence[float] | None = None
+    link: Link | None = None
+    tied: str = "replicate"
+    max_width: int | str = "auto"
+    leaf: Iterable[str | type[nn.Module]] = ()
+    concrete_args: dict[str, Any] | None = None
+    front_end: str = "auto"
+    threads: int | None = None
+    gate: bool = True
+    progress: Progress = silent
+    cache: bool = True
+
+    @property
+    def traits(self) -> Method:
+        return get_method(self.method)
+
+    def checked(self) -> Options:
+        """Itself; UsageError where a value has no meaning."""
+        K, max_width, threads = self.K, self.max_width, self.threads
+        if self.cost not in SOURCES:
+            raise UsageError(f"cost={self.cost!r} is not one of {', '.join(SOURCES)}")
+        if not (K == "auto" or (isinstance(K, int) and not isinstance(K, bool) and K >= 1)):
+            raise UsageError(f"K={K!r} is neither a number of stages (1 or more) nor 'auto'")
+        if not (max_width == "auto" or (isinstance(max_width, int) and max_width >= 1)):
+            raise UsageError(f"max_width={max_width!r} is neither a number of tensors (1 or more) nor 'auto'")
+        if threads is not None and (not isinstance(threads, int) or threads < 1):
+            raise UsageError(f"threads={threads!r} is not a number of threads (1 or more)")
+        if self.aux is not None:
+            self.aux.check()
+        return self
+
+    def following(self, plan: Plan) -> Options:
+        """The options that make the stages and AuxNets of this plan again."""
+        aux = self.aux
+        if aux is not None:
+            aux = AuxOptions(
+                plan.aux_budget, plan.aux or aux.form, plan.aux_init or aux.init, aux.given, plan.aux_dtype
+            )
+        return replace(self, K=plan.K, cost=plan.cost, method=plan.method, max_width=plan.width, plan=plan, aux=aux)
 
     def planner(self) -> dict[str, Any]:
+        """Keyword arguments of `partition`."""
         return {
             "method": self.method,
             "aux_budget": self.aux.budget if self.aux else 0.0,

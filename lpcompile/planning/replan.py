@@ -1,7 +1,7 @@
-"""A plan's model again, split for another K or another method: what sweeps over K and comparisons are made of.
+"""A plan for another K or another method, from a plan: for sweeps over K and comparisons.
 
-Nothing is captured, measured or derived for it: units and their costs are the plan's, and an AuxNet is taken to cost
-the share of its stage that the plan's AuxNets do. So a saved plan is enough.
+Nothing is captured, measured or derived: units and their costs are the plan's, and every AuxNet costs the average share
+of the plan's AuxNets. A saved plan is enough.
 """
 
 from __future__ import annotations
@@ -10,9 +10,12 @@ from dataclasses import replace
 from itertools import pairwise
 
 from lpcompile.core.cost import Profile
-from lpcompile.core.pipeline_order import exposed
+from lpcompile.core.micro_batches import bubble_of
 from lpcompile.core.plan import AuxPlan, BoundaryPlan, Plan, StagePlan
-from lpcompile.passes.partition.partition import Partition, evaluate, partition
+from lpcompile.passes.partition.evaluate import Partition
+from lpcompile.planning.partition import evaluate, partition
+from lpcompile.planning.plan_rows import stage_row, with_bubble
+from lpcompile.runtime.methods import get_method
 
 
 def profile_of(plan: Plan) -> Profile:
@@ -21,7 +24,7 @@ def profile_of(plan: Plan) -> Profile:
 
 
 def aux_share(plan: Plan) -> float:
-    """What an AuxNet costs of its stage, on average; the budget where the plan has none."""
+    """Average cost of an AuxNet as a share of its stage; the budget where the plan has no AuxNets."""
     shares = [b.aux.share for b in plan.boundaries if b.aux is not None]
     return sum(shares) / len(shares) if shares else plan.aux_budget or 0.1
 
@@ -54,38 +57,19 @@ def _form(plan: Plan) -> str:
 
 def from_split(plan: Plan, split: Partition, shares: list[float] | None = None) -> Plan:
     """A plan with these cuts; its boundaries have sizes (their units' outputs) and no tensors."""
-    ends = [*split.cuts, len(plan.units)]
     shares = shares or [aux_share(plan)] * (split.K - 1)
-    stages, boundaries = [], []
-    for k, (first, end) in enumerate(zip([0, *ends[:-1]], ends, strict=True)):
-        part = plan.units[first:end]
-        stages.append(
-            StagePlan(
-                k,
-                first,
-                end - 1,
-                sum(u.forward for u in part),
-                sum(u.backward for u in part),
-                sum(u.parameters for u in part),
-                sum(u.parameter_bytes for u in part),
-                sum(u.saved_bytes for u in part),
-                int(split.memory[k]),
-                split.arrivals[k],
-                split.finish[k],
-                split.work[k],
-                (),
-            )
-        )
-        if k < split.K - 1:
-            boundaries.append(_boundary(k + 1, part[-1].name, stages[k], split.aux_ranks[k], shares[k]))
-    waits = exposed(split.method, split.K, plan.batch, plan.batch_free)
-    step = (1 - waits) * split.step + waits * sum(split.work)
-    bound = min(step, (1 - waits) * split.lower_bound + waits * plan.serial)
+    stages = [stage_row(k, plan.units, split) for k in range(split.K)]
+    boundaries = [
+        _boundary(s.index + 1, plan.units[s.last].name, s, split.aux_ranks[s.index], shares[s.index])
+        for s in stages[:-1]
+    ]
+    method = get_method(split.method)
+    step, bound = with_bubble(split, bubble_of(method, split.K, plan.batch, plan.batch_free), plan.serial)
     return replace(
         plan,
         K=split.K,
         method=split.method,
-        aux=plan.aux or "derived" if split.aux_ranks and split.aux_ranks[0] >= 0 else "",
+        aux=plan.aux or "derived" if method.aux == "auxnet" and split.K > 1 else "",
         stages=tuple(stages),
         boundaries=tuple(boundaries),
         step=step,

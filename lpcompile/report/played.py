@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from lpcompile.compare.timeline import batch_of, kind_of
-from lpcompile.compile import balance
 from lpcompile.core.plan import Plan
 from lpcompile.draw.charts import Lane
 from lpcompile.errors import LpError
 from lpcompile.planning.replan import replan
+from lpcompile.planning.unit_choice import smallest_maximum
 from lpcompile.report.data import ReportData, Sweep
 from lpcompile.simulate.device_spec import DeviceSpec
 from lpcompile.simulate.outlook import Outlook, row
@@ -69,6 +69,6 @@ def sweep(plan: Plan, device: DeviceSpec | None = None) -> list[Sweep]:
         except LpError:
             continue
         simulated = row(plan, device or default_device(plan), K)
-        limit = min(float(K), plan.serial / (balance(costs, K) or 1.0))
+        limit = min(float(K), plan.serial / (smallest_maximum(costs, K) or 1.0))
         found.append(Sweep(K, other.rho, None if simulated is None else simulated.rho, limit))
     return found

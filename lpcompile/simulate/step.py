@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lpcompile.core.gc_pause import uncollected
+from lpcompile.core.gc_pause import gc_paused
 from lpcompile.core.plan import Plan
 from lpcompile.core.schedule import Schedule
 from lpcompile.errors import PlanError
@@ -87,7 +87,7 @@ def simulate(
     return play(schedule, costs, Network(device, plan.K, replicas))
 
 
-@uncollected()
+@gc_paused()
 def play(schedule: Schedule, costs: Costs, network: Network) -> Simulation:
     """The steady state of a schedule."""
     player = Player(schedule, costs, network)

@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader
 from lpcompile import sources
 from lpcompile.compile import parallelize
 from lpcompile.core.memory_format import channels_last
-from lpcompile.core.pipeline_order import PIPELINES, micro_batches
+from lpcompile.core.pipeline_order import checked_micro
 from lpcompile.core.plan import Plan
 from lpcompile.errors import UsageError
 from lpcompile.models import REGISTRY
@@ -32,7 +32,7 @@ from lpcompile.runtime.checkpoint import checkpoint
 from lpcompile.runtime.engine.settings import settings
 from lpcompile.runtime.launch import launch
 from lpcompile.runtime.loop.loop import Watch, run
-from lpcompile.runtime.methods import get_method
+from lpcompile.runtime.methods import DEFAULT, get_method
 from lpcompile.training.data import Images, loaders
 
 WORKERS = 2  # processes that load images for a rank on a GPU
@@ -49,7 +49,7 @@ class Job:
     data: str = "digits"
     K: int = 2
     replicas: int = 1
-    method: str = "multiplier"
+    method: str = DEFAULT
     epochs: int = 12
     batch: int = 64
     lr: float = 0.1
@@ -91,8 +91,8 @@ class Job:
             raise UsageError("--resume needs the folder of the checkpoints: --save DIR")
         if self.batch < 1 or self.epochs < 1 or self.batch % self.replicas:
             raise UsageError(f"--batch {self.batch} cannot be shared by {self.replicas} replicas; give a multiple")
-        if self.method in PIPELINES:
-            micro_batches(self.method, self.K, self.batch // self.replicas, self.options.get("micro"))
+        if (method := get_method(self.method)).pipeline:
+            checked_micro(method, self.K, self.batch // self.replicas, self.options.get("micro"))
 
 
 def train(job: Job) -> dict[str, Any]:
@@ -207,7 +207,7 @@ def _rank() -> int:
 
 
 def _stores(job: Job) -> bool:
-    return get_method(job.method).indices or (job.method == "lagrangian" and job.options.get("kappa") != "auxnet")
+    return get_method(job.method).keeps_samples(job.options.get("kappa", "stored"))
 
 
 def _image(source: sources.Source, job: Job) -> tuple[int, int]:

@@ -1,6 +1,6 @@
 """A bound on every label, for a fixed step time T: the first half of the search behind `partition`.
 
-`relax` walks the stages backwards and bounds what any label (see `partition_search`) may cost and still finish.
+`relax` walks the stages backwards and bounds what any label (see `search`) may cost and still finish.
 O(K n log n). It never refuses a T that is feasible, and it is nearly always exact where no arrival depends on the path:
 it gives the lower bound.
 """

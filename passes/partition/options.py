@@ -1,4 +1,4 @@
-"""What a partition is asked for: methods, pins and limits, checked, with errors that say what to do."""
+"""Options of a partition: pins, speeds and memory limits, checked, with errors that say what to do."""
 
 from __future__ import annotations
 
@@ -11,12 +11,6 @@ from typing import Any
 
 from lpcompile.core.cost import Profile
 from lpcompile.errors import PlanError, UsageError
-
-CHAIN_METHODS = ("penalty", "lagrangian")  # lambda_k arrives through the chain of AuxNets, within the step
-SKEWED_METHODS = ("multiplier",)  # lambda_k was made a slot before: AuxNets cost work, but nobody waits for them
-HEAD_METHODS = ("dgl", "dgl-async")  # no lambda, but a head on each rank below a boundary: work as of an AuxNet there
-PLAIN_METHODS = ("bp", "gpipe", "1f1b", "zb", "pipedream", "ddg", "fr", "penalty-stored")  # no AuxNets
-METHODS = CHAIN_METHODS + SKEWED_METHODS + HEAD_METHODS + PLAIN_METHODS
 
 
 @dataclass(frozen=True)
@@ -61,15 +55,11 @@ def resolve(pins: Pins | Mapping[str, Any] | None, names: list[str]) -> tuple[se
 def check(
     profile: Profile,
     K: int,
-    method: str,
     aux_budget: float | Sequence[float],
     speeds: Sequence[float] | None,
     state_factor: float,
 ) -> list[float]:
     """Refuse what has no meaning; return the speeds."""
-    if method not in METHODS:
-        close = get_close_matches(str(method), METHODS, n=1, cutoff=0.0)[0]
-        raise UsageError(f"unknown method {method!r}: did you mean {close!r}? There are {', '.join(METHODS)}.")
     if isinstance(K, bool) or not hasattr(K, "__index__") or operator.index(K) < 1:
         raise UsageError(f"K={K!r} is no number of stages: give an int of at least 1.")
     units = profile.units

@@ -1,7 +1,7 @@
-"""Partition: the best contiguous split of a profile into K stages, for the step time of the method that will run.
+"""The best contiguous split of a profile into K stages, for the step time of a method.
 
-`evaluate` is the one place where the equations stand. `partition` finds the split that minimises them (the search is in
-`partition_search`) and says how close to the optimum it is proven to be. `auto_stages` chooses K.
+`partition` minimises the step time of `evaluate` (the search is in `search`, its bound in `bound`) and proves how close
+to the optimum it is. `auto_stages` chooses K.
 """
 
 from __future__ import annotations
@@ -9,162 +9,25 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import pairwise
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from lpcompile.core.cost import Profile
+from lpcompile.core.method import Method
 from lpcompile.errors import PlanError, UsageError
 from lpcompile.passes.partition.bound import Found, Problem, Relaxation, relax
-from lpcompile.passes.partition.options import (
-    CHAIN_METHODS,
-    HEAD_METHODS,
-    PLAIN_METHODS,
-    Pins,
-    aux_shares,
-    check,
-    memory_limits,
-    resolve,
-)
+from lpcompile.passes.partition.evaluate import Link, Partition, evaluate
+from lpcompile.passes.partition.options import Pins, aux_shares, check, memory_limits, resolve
 from lpcompile.passes.partition.search import BEAMS, EFFORT, decide, minimise, search
-
-
-@dataclass(frozen=True)
-class Link:
-    """What carries a boundary's tensors from one rank to the next."""
-
-    bytes_per_ms: float
-    latency_ms: float = 0.0
-
-    def time(self, size: float) -> float:
-        return self.latency_ms + size / self.bytes_per_ms
-
-
-@dataclass(frozen=True)
-class Partition:
-    """K contiguous stages and where their AuxNets run. Times in ms for one step, sizes in bytes; see `evaluate`."""
-
-    K: int
-    method: str
-    cuts: tuple[int, ...]  # units before each boundary
-    aux_ranks: tuple[int, ...]  # the rank of AuxNet_{k-1} for boundary k: k-1 (below) or k (above); -1 for none
-    step: float
-    lower_bound: float  # no split has a smaller step
-    ideal: float  # all work but AuxNets, spread evenly over the speeds
-    arrivals: tuple[float, ...]
-    finish: tuple[float, ...]
-    work: tuple[float, ...]  # busy ms a rank
-    memory: tuple[float, ...]
-    costs: tuple[float, ...]  # forward + backward of each stage at speed 1
-    crossing: int  # bytes over all boundaries
-
-    @property
-    def gap(self) -> float:
-        """How far the step may be from the optimum, as a part of it: about 1e-9 where optimality is proven."""
-        return (self.step - self.lower_bound) / self.lower_bound if self.step > self.lower_bound else 0.0
-
-    @property
-    def imbalance(self) -> float:
-        mean = sum(self.costs) / self.K
-        return max(self.costs) / mean if mean else 1.0
-
-    @property
-    def rho(self) -> float:
-        """The speedup over one rank of speed 1."""
-        total = sum(self.costs)
-        return total / self.step if self.step else 1.0
-
-
-def evaluate(
-    profile: Profile,
-    cuts: Sequence[int],
-    aux_ranks: Sequence[int] | None = None,
-    *,
-    method: str = "multiplier",
-    aux_budget: float | Sequence[float] = 0.1,
-    aux: str = "derived",
-    speeds: Sequence[float] | None = None,
-    link: Link | None = None,
-    state_factor: float = 3.0,
-) -> Partition:
-    """What this split costs. With r = aux_budget (one share, or one for each AuxNet), AuxNet_k takes r of its stage's
-    time, at the speed of its host:
-
-    arrival_k = arrival_{k-1} + r F_{k-1} + t_k (AuxNet_{k-1} below) or + t_{k-1} + r F_{k-1} (above); 0 unless chained.
-    finish_k = arrival_k + F_k + B_k + hosted AuxNet work that arrival_k does not hold yet + loss on the last rank.
-    step = the largest finish_k or message time t_k.
-
-    `aux="recursive"` makes each lambda from the model's input, so nothing is chained; `aux="tied"` keeps every AuxNet
-    below, where its weights are, as heads (`dgl`) always are. Without `aux_ranks` every AuxNet runs below.
-    `lower_bound` is the trivial one.
-    """
-    units, K = profile.units, len(cuts) + 1
-    rates = check(profile, K, method, aux_budget, speeds, state_factor)
-    bounds = (0, *cuts, len(units))
-    if any(low >= high for low, high in pairwise(bounds)):
-        raise PlanError(
-            f"cuts {list(cuts)} leave a stage without units: they must rise strictly between 0 and "
-            f"{len(units)}, the number of units."
-        )
-    has_aux, chain = method not in PLAIN_METHODS, method in CHAIN_METHODS and aux != "recursive"
-    hosts = tuple(aux_ranks) if aux_ranks is not None else tuple(k if has_aux else -1 for k in range(K - 1))
-    heads = method in HEAD_METHODS
-    able = [(k,) if heads else (k, k + 1) if has_aux else (-1,) for k in range(K - 1)]
-    if len(hosts) != K - 1 or any(rank not in ranks for rank, ranks in zip(hosts, able, strict=True)):
-        what = "k-1 (below), where the stage of its head is" if heads else "k-1 (below) or k (above)"
-        raise PlanError(
-            f"aux_ranks {list(hosts)} do not fit K={K} and method={method!r}: give for each boundary k "
-            f"{what if has_aux else '-1, for the method has no AuxNets'}."
-        )
-    r = aux_shares(aux_budget, K) if has_aux else [0.0] * (K - 1)
-    stages = [units[low:high] for low, high in pairwise(bounds)]
-    forward = [math.fsum(u.forward for u in stage) for stage in stages]
-    backward = [math.fsum(u.backward for u in stage) for stage in stages]
-    state = [sum(state_factor * u.parameter_bytes + u.saved_bytes for u in stage) for stage in stages]
-    crossing = [0, *(stage[-1].output_bytes for stage in stages[:-1]), 0]  # by boundary; model input and output: none
-    times = [link.time(size) if link and 0 < k < K else 0.0 for k, size in enumerate(crossing)]
-
-    arrivals, finish, work, memory = [0.0], [], [], []
-    for k in range(1, K):
-        above = hosts[k - 1] == k
-        wait = r[k - 1] * forward[k - 1] / rates[hosts[k - 1]] + times[k - 1 if above else k] if chain else 0.0
-        arrivals.append(arrivals[-1] + wait)
-    for k in range(K):
-        hosted = [j for j in (k - 1, k) if 0 <= j < K - 1 and hosts[j] == k]
-        own = forward[k] + backward[k] + (profile.loss if k == K - 1 else 0.0)
-        busy = own + sum(r[j] * (forward[j] + backward[j]) for j in hosted)
-        waited = r[k - 1] * forward[k - 1] if chain and k - 1 in hosted else 0.0  # that AuxNet forward made the arrival
-        finish.append(arrivals[k] + (busy - waited) / rates[k])
-        work.append(busy / rates[k])
-        memory.append(state[k] + crossing[k] + crossing[k + 1] + sum(r[j] * state[j] for j in hosted))
-    step = max(*finish, *times)
-    costs = tuple(f + b for f, b in zip(forward, backward, strict=True))
-    ideal = (math.fsum(costs) + profile.loss) / math.fsum(rates)
-    trivial = max(ideal, max(u.forward + u.backward for u in units) / max(rates))
-    return Partition(
-        K,
-        method,
-        tuple(cuts),
-        hosts,
-        step,
-        min(trivial, step),
-        ideal,
-        tuple(arrivals),
-        tuple(finish),
-        tuple(work),
-        tuple(memory),
-        costs,
-        sum(crossing),
-    )
 
 
 def partition(
     profile: Profile,
     K: int,
     *,
-    method: str = "multiplier",
+    method: Method,
     aux_budget: float | Sequence[float] = 0.1,
     aux: str = "derived",
     memory_limit: float | Sequence[float] | None = None,
@@ -175,10 +38,10 @@ def partition(
 ) -> Partition:
     """The split with the smallest step: provably, up to `gap`. Of equal ones, one that sends little.
 
-    >>> plan = partition(profile, K=4, method="penalty", link=Link(bytes_per_ms=12e6))
+    >>> plan = partition(profile, K=4, method=PENALTY, link=Link(bytes_per_ms=12e6))
     >>> plan.cuts, plan.step, plan.gap
     """
-    rates = check(profile, K, method, aux_budget, speeds, state_factor)
+    rates = check(profile, K, aux_budget, speeds, state_factor)
     K, limits = operator.index(K), memory_limits(memory_limit, K)
     problem = _problem(profile, K, method, aux_budget, aux, rates, pins, link, state_factor)
 
@@ -259,7 +122,7 @@ def auto_stages(profile: Profile, *, limit: int = 16, tolerance: float = 0.05, *
 def _problem(
     profile: Profile,
     K: int,
-    method: str,
+    method: Method,
     aux_budget: float | Sequence[float],
     aux: str,
     rates: Sequence[float],
@@ -290,7 +153,7 @@ def _problem(
     crossing = np.array([0.0, *(float(u.output_bytes) for u in units[:-1]), 0.0])
     times = np.array([link.time(size) if link and 0 < at < len(units) else 0.0 for at, size in enumerate(crossing)])
     work = prefix([u.forward + u.backward for u in units])
-    chain = method in CHAIN_METHODS and aux != "recursive"
+    chain = method.chained and aux != "recursive"
     arrival = prefix([u.forward for u in units]) if chain else np.zeros_like(work)
     state = prefix([state_factor * u.parameter_bytes + u.saved_bytes for u in units])
     return Problem(
@@ -304,10 +167,10 @@ def _problem(
         np.array(rates, dtype=np.float64),
         np.full(K, np.inf),
         profile.loss / rates[-1],
-        np.array(aux_shares(aux_budget, K)) if method not in PLAIN_METHODS else np.zeros(max(0, K - 1)),
-        method not in PLAIN_METHODS,
+        np.array(aux_shares(aux_budget, K)) if method.has_aux else np.zeros(max(0, K - 1)),
+        method.has_aux,
         chain,
-        aux == "tied" or method in HEAD_METHODS,
+        aux == "tied" or method.heads,
     )
 
 

@@ -1,9 +1,9 @@
-"""The replay buffer between two stages of `dgl-async`: what a stage gives is offered, what the next one takes is drawn.
+"""The replay buffer between two stages of `dgl-async`: a stage offers its X, the next one draws.
 
-An offer never waits for a slow receiver: its micro-batch goes into the receiver's buffer, where it takes the place of
-another when that is full. A draw waits only until the first micro-batch has come; one that is faster than the stage
-below draws some of them again. A micro-batch travels with its targets and with the model's inputs that stages above
-need, for the receiver's own loader is elsewhere.
+An offer never waits for a slow receiver: its micro-batch goes into the receiver's buffer, and replaces another one when
+that is full. A draw waits only for the first micro-batch; a stage that is faster than the one below draws some of them
+again. A micro-batch travels with its targets and with the model inputs of later stages, since the receiver's own loader
+is at another batch.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from lpcompile.runtime.engine.batch import MicroBatch, to_device
 from lpcompile.runtime.engine.settings import BUFFER_POLICIES, Settings
 from lpcompile.runtime.engine.worker import Worker
 
-NOTHING = torch.empty(0)  # in the place of an input that no stage from here on takes
+UNUSED_INPUT = torch.empty(0)  # placeholder for an input that no stage from here on takes
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Entry:
     """A micro-batch at a boundary."""
 
     X: Tensors
-    inputs: dict[int, Tensor]  # of the model, by position: those that this stage or a later one takes itself
+    inputs: dict[int, Tensor]  # of the model, by position, for this stage and later ones
     target: Any
     size: int
     weight: float  # its share of the step that it came from
@@ -43,22 +43,22 @@ class Entry:
 @dataclass
 class _Kept:
     entry: Entry
-    number: int  # in the order in which they came
+    number: int  # in order of arrival
     uses: int = 0
 
 
 class Buffer:
     """The last micro-batches of a boundary. `put` and `draw` may be called from two threads.
 
-    least-reused: draws what was drawn least often (Belilovsky et al. 2020), the oldest of those, and gives up what was
-    drawn most often. newest: draws the newest. random: draws any. These two give up the oldest.
+    least-reused: draws the entry drawn least often (Belilovsky et al. 2020), the oldest of several, and evicts the one
+    drawn most often. newest: draws the newest. random: draws any. These two evict the oldest.
     """
 
     def __init__(self) -> None:
         self.size, self.policy = 1, BUFFER_POLICIES[0]
         self.kept: list[_Kept] = []
         self.count = 0
-        self.skipped = 0  # how many were given up before they were drawn
+        self.skipped = 0  # evicted without having been drawn
         self.changed = threading.Condition()
         self.error: BaseException | None = None
 
@@ -79,7 +79,7 @@ class Buffer:
             self.changed.notify_all()
 
     def draw(self, wait: bool = False) -> tuple[Entry, int] | None:
-        """An entry and how often it was drawn before; None where there is none yet, unless to `wait` is asked for."""
+        """An entry and how often it was drawn before; None from an empty buffer, unless `wait`."""
         with self.changed:
             while wait and not self.kept and self.error is None:
                 self.changed.wait()
@@ -109,13 +109,13 @@ class Buffer:
         return sum(t.nbytes for t in found if isinstance(t, Tensor))
 
 
-class Replay(Protocol):
-    """What `offer` and `draw` need of a way to communicate. Boundaries have a buffer each, on the rank above."""
+class Buffers(Protocol):
+    """The buffers of all boundaries, each on the rank above it, as `offer` and `draw` use them."""
 
     def use(self, size: int, policy: str) -> None: ...
 
     def offer(self, k: int, entry: Entry) -> tuple[int, float]:
-        """Gives the bytes that are sent, and the seconds for which earlier ones were waited for."""
+        """Returns the bytes sent, and the seconds waited for earlier offers."""
         ...
 
     def draw(self, k: int) -> tuple[Entry, int] | None:
@@ -125,20 +125,20 @@ class Replay(Protocol):
     def skipped(self, k: int) -> int: ...
 
     def nbytes(self, k: int) -> int:
-        """What the buffer of boundary k holds now; 0 where it is not here."""
+        """Size of the buffer of boundary k; 0 if it is on another rank."""
         ...
 
     def fail(self) -> None:
-        """This rank cannot go on."""
+        """This rank has failed; on exit the others must learn it."""
         ...
 
     def drain(self) -> None:
-        """When all ranks have done as many steps: nothing is under way, and the buffers are empty."""
+        """Called by all ranks after the same step: wait for offers in flight, and empty the buffers."""
         ...
 
 
-class LocalReplay:
-    """All ranks in one process: what is offered is there at once, so that runs can be repeated bit for bit."""
+class LocalBuffers:
+    """All ranks in one process: offers arrive at once, so that runs are reproducible bit for bit."""
 
     def __init__(self, K: int) -> None:
         self.buffers = {k: Buffer() for k in range(1, K)}
@@ -169,7 +169,7 @@ class LocalReplay:
 
 
 def check(plan: Plan, settings: Settings) -> None:
-    """Refuse what would make ranks wait for each other in every step."""
+    """Refuse options that make ranks wait for each other in every step."""
     if plan.tied:
         name, stages = plan.tied[0]
         raise UsageError(
@@ -185,34 +185,34 @@ def check(plan: Plan, settings: Settings) -> None:
 
 
 def offer(w: Worker, item: Instruction, slot: int) -> None:
-    """X_{k+1} of this micro-batch on its way, with what the stages above need to go on with it.
+    """Send X_{k+1} of this micro-batch, with its targets and the model inputs of later stages.
 
-    Targets and inputs are the user's tensors, who may write into them after the step: they are copied.
+    Targets and inputs are copied: they are the user's tensors, who may write into them after the step.
     """
-    assert w.replay is not None
+    assert w.buffers is not None
     k, batch = item.boundary, w.batches[slot]
     inputs, target = pytree.tree_map(
         lambda t: t.clone() if isinstance(t, Tensor) else t, ({i: batch.inputs[i] for i in w.onward}, batch.target)
     )
     X = w.message(w.values["X", k, slot])
-    sent, held = w.replay.offer(k, Entry(X, inputs, target, batch.size, batch.weight))
+    sent, held = w.buffers.offer(k, Entry(X, inputs, target, batch.size, batch.weight))
     w.sent, w.waited = w.sent + sent, w.waited + held
 
 
 def draw(w: Worker, item: Instruction, slot: int) -> Iterator[None]:
-    """X_k of some micro-batch out of the buffer; its targets and inputs take the place of this rank's own."""
-    assert w.replay is not None
+    """X_k of a micro-batch from the buffer; its targets and inputs replace this rank's own."""
+    assert w.buffers is not None
     k, begin = item.boundary, time.perf_counter()
-    found = w.replay.draw(k)
+    found = w.buffers.draw(k)
     while found is None:
         yield
-        found = w.replay.draw(k)
+        found = w.buffers.draw(k)
     w.waited += time.perf_counter() - begin
     entry, uses = found
     to = {i: t.to(w.device) for i, t in entry.inputs.items()}
-    inputs = tuple(to.get(i, NOTHING) for i in range(max(to, default=-1) + 1))
+    inputs = tuple(to.get(i, UNUSED_INPUT) for i in range(max(to, default=-1) + 1))
     target = to_device(entry.target, w.device)
     w.batches[slot] = MicroBatch(inputs, target, None, entry.size, entry.weight, w.step, w.updater.scale)
     w.values["X", k, slot] = tuple(t.to(w.device) for t in entry.X)
     w.note(f"reused {w.rank}", torch.tensor(float(uses)), 1.0)
-    w.note(f"skipped {w.rank}", torch.tensor(float(w.replay.skipped(k))), 1.0)
+    w.note(f"skipped {w.rank}", torch.tensor(float(w.buffers.skipped(k))), 1.0)

@@ -1,7 +1,7 @@
-"""Replay buffers between processes: a thread of the receiver takes every offer off the wire as soon as it comes.
+"""Replay buffers between processes: a thread of the receiver takes every offer from the wire on arrival.
 
-So an offer is over soon, however slow the receiver's stage is. Each pair of neighbours has a gloo group of its own, on
-which nothing else is sent: also on GPUs offers go through the memory of the host, where the buffer is.
+So an offer ends soon, however slow the receiver's stage is. Each pair of neighbours has its own gloo group for offers
+alone; GPUs send them through host memory, where the buffer is.
 """
 
 from __future__ import annotations
@@ -22,28 +22,29 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from lpcompile.runtime.comm.buffer import Buffer, Entry, LocalReplay, Replay, check
+from lpcompile.core.stage_io import io_of
+from lpcompile.runtime.comm.buffer import Buffer, Buffers, Entry, LocalBuffers, check
 from lpcompile.runtime.comm.mesh import Mesh
 from lpcompile.runtime.launch.launch import GRACE, PATIENCE
 
 if TYPE_CHECKING:
     from lpcompile.runtime.engine.engine import Engine
 
-END = -1  # in the place of a header's length: all offers of this flush have been sent
-AHEAD = 8  # offers under way at most: they wait for the receiver's thread, never for its stage
+END_OF_OFFERS = -1  # instead of a header's length: all offers before this flush have been sent
+MAX_OFFERS_IN_FLIGHT = 8  # they wait for the receiver's thread, never for its stage
 
 
 @dataclass(frozen=True)
 class _Place:
-    """Where tensor i of a message belongs, and what it looks like."""
+    """The place of tensor i of a message in its entry, with its shape and dtype."""
 
     i: int
     shape: tuple[int, ...]
     dtype: torch.dtype
 
 
-class WireReplay:
-    """One rank a process; see `Replay`. The group's long timeout is for ranks that are far ahead of the others."""
+class WireBuffers:
+    """One rank per process; see `Buffers`. The groups' timeout is long, for ranks that are far ahead of the others."""
 
     def __init__(self, mesh: Mesh) -> None:
         self.mesh, self.rank = mesh, mesh.stage
@@ -72,7 +73,7 @@ class WireReplay:
 
     def _send(self, k: int, tensors: list[Tensor]) -> float:
         begin = time.perf_counter()
-        while len(self.under_way) >= AHEAD:
+        while len(self.under_way) >= MAX_OFFERS_IN_FLIGHT:
             self._end()
         held = time.perf_counter() - begin
         works = [dist.isend(t, self.mesh.first + k, group=self.groups[k]) for t in tensors]
@@ -100,7 +101,7 @@ class WireReplay:
         self.failed = True
 
     def _listen(self, k: int) -> None:
-        """The receiving thread: offers into the buffer until their end, or until the connection breaks."""
+        """The receiving thread: puts offers into the buffer until their end, or until the connection breaks."""
 
         def receive(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
             tensor = torch.empty(shape, dtype=dtype)
@@ -109,14 +110,14 @@ class WireReplay:
             return tensor
 
         try:
-            while (length := int(receive((1,), torch.int64))) != END:
+            while (length := int(receive((1,), torch.int64))) != END_OF_OFFERS:
                 structure = pickle.loads(receive((length,), torch.uint8).numpy().tobytes())
                 self.buffer.put(_together(structure, receive))
         except BaseException as error:
             self.buffer.fail(error)
 
     def drain(self) -> None:
-        """The rank below says that it is through; the rank above, when it has done as many steps, answers."""
+        """The rank below announces its end; the rank above answers after the same step."""
         if not self.used:
             return
         above, below = self.rank + 1, self.rank
@@ -132,14 +133,14 @@ class WireReplay:
         self.buffer.clear()
 
     def _say_end(self, k: int) -> None:
-        self._send(k, [torch.tensor([END])])
+        self._send(k, [torch.tensor([END_OF_OFFERS])])
         while self.under_way:
             self._end()
 
     def _close(self) -> None:
-        """At the end of a process that has not flushed: a thread that still receives would bring it down.
+        """At the exit of a process that has not flushed: a thread that still receives would crash it.
 
-        If this rank is through, the others may go on; if it has failed, they must learn that at once.
+        If this rank has finished, the others may go on; if it has failed, they must learn that at once.
         """
         failed = self.failed or getattr(sys, "last_value", None) is not None
         with contextlib.suppress(Exception):  # the others, or the group, may be gone
@@ -151,18 +152,18 @@ class WireReplay:
             self.thread.join(GRACE if failed else None)
 
 
-def open_replay(engine: Engine) -> Replay:
-    """The buffers of all boundaries, with the engine's settings; every process must ask for them in the same moment."""
+def open_buffers(engine: Engine) -> Buffers:
+    """The buffers of all boundaries, with the engine's settings. A collective: all processes call it."""
     check(engine.plan, engine.settings)
-    replay: Replay | None = engine.replay
-    if replay is None:
-        replay = WireReplay(engine.mesh) if engine.mesh is not None else LocalReplay(engine.plan.K)
-    replay.use(engine.settings.buffer, engine.settings.buffer_policy)
-    taken = [stage._lp_io[True].inputs for stage in engine.program.stages]
+    buffers: Buffers | None = engine.buffers
+    if buffers is None:
+        buffers = WireBuffers(engine.mesh) if engine.mesh is not None else LocalBuffers(engine.plan.K)
+    buffers.use(engine.settings.buffer, engine.settings.buffer_policy)
+    taken = [io_of(stage).inputs for stage in engine.program.stages]
     for w in engine.workers:
         above = [*taken[w.rank + 1 :], *(h.net.io.inputs for r, h in engine.heads.items() if r > w.rank)]
-        w.replay, w.onward = replay, tuple(sorted({i for inputs in above for i in inputs}))
-    return replay
+        w.buffers, w.onward = buffers, tuple(sorted({i for inputs in above for i in inputs}))
+    return buffers
 
 
 def _apart(entry: Entry) -> tuple[Any, list[Tensor]]:
@@ -180,5 +181,5 @@ def _apart(entry: Entry) -> tuple[Any, list[Tensor]]:
 
 
 def _together(structure: Any, receive: Callable[[tuple[int, ...], torch.dtype], Tensor]) -> Entry:
-    """The places are met in the order in which the tensors were sent."""
+    """The reverse of `_apart`: tensors arrive in the order of their places."""
     return Entry(*pytree.tree_map(lambda v: receive(v.shape, v.dtype) if isinstance(v, _Place) else v, structure))

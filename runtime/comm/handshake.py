@@ -1,4 +1,4 @@
-"""Before the first step: the processes find each other and compare what they are about to do."""
+"""Before the first step: processes join a group and compare their versions, plans and options."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lpcompile.runtime.launch import launch
 
 
 def in_torchrun() -> bool:
-    """Whether this process is one of several ranks, by what torchrun put into its environment or by an open group."""
+    """Whether this process is one of several ranks, by torchrun's environment variables or by an open process group."""
     if dist.is_available() and dist.is_initialized():
         return dist.get_world_size() > 1
     return int(os.environ.get("WORLD_SIZE", "1")) > 1 and "RANK" in os.environ
@@ -27,7 +27,7 @@ def join(K: int, replicas: int, device: torch.device) -> Mesh:
 
 
 def own_device(model_device: torch.device, given: torch.device | str | None) -> torch.device:
-    """Where this process computes: its own GPU of the machine, or where the model is."""
+    """This process's device: its own GPU of the machine, or the model's device."""
     device = torch.device(given) if given is not None else model_device
     if device.type == "cuda" and in_torchrun():
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
@@ -49,7 +49,7 @@ def compare(facts: dict[str, Any], group: Any) -> None:
 
 
 def merge(facts: dict[str, Any], group: Any) -> dict[str, Any]:
-    """What the ranks know together: the longest times, all bytes, of the rest the last one's word."""
+    """Metrics of all ranks: the longest times, the sum of bytes, else the last rank's value."""
     everyone: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(everyone, facts, group=group)
     together = {name: value for found in everyone for name, value in found.items()}

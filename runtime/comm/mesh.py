@@ -1,4 +1,4 @@
-"""The mesh (replica, stage): stages of one replica talk along it, replicas of one stage average across it."""
+"""The mesh (replica, stage): stages of one replica exchange messages, replicas of one stage average gradients."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lpcompile.errors import UsageError
 
 @dataclass(frozen=True)
 class Mesh:
-    """Where this process is. `along`: the group of its replica's stages; `across`: of its stage in all replicas.
+    """This process's coordinates. `along`: the group of its replica's stages; `across`: of its stage in all replicas.
 
     >>> mesh = Mesh.open(K=2, replicas=2, device=torch.device("cpu"))     # ranks 0, 1 | 2, 3
     """
@@ -63,6 +63,6 @@ class Mesh:
                 at += t.numel()
 
     def share(self, tensors: Iterable[Tensor]) -> None:
-        """Every replica takes over the first one's tensors, as DDP does with buffers."""
+        """Broadcast the first replica's tensors to all, as DDP does with buffers."""
         for t in tensors:
             dist.broadcast(t, self.stage, group=self.across)

@@ -1,6 +1,6 @@
 """Pickle for processes that we start ourselves, with lambdas and inner functions, which training scripts are full of.
 
-What goes into it comes from this very program and is read by its own ranks; files are never read with it.
+It only carries objects of this program to its own ranks; files are never read with it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ loads = pickle.loads
 
 
 class _Pickler(pickle.Pickler):
-    """Functions that an import would not find are sent as their code with the globals that it names."""
+    """Sends functions that cannot be imported as code, with the globals that it names."""
 
     def reducer_override(self, value: Any) -> Any:
         if isinstance(value, types.ModuleType):
@@ -69,7 +69,7 @@ def _content(cell: Any) -> tuple[Any, ...]:
 
 
 def _function(code: bytes, module: str, name: str, cells: int) -> types.FunctionType:
-    """The function without what it refers to, which may refer to it again."""
+    """The function without its globals and cells, which may refer back to it."""
     names = {"__builtins__": __builtins__, "__name__": module}
     return types.FunctionType(marshal.loads(code), names, name, None, tuple(types.CellType() for _ in range(cells)))
 

@@ -1,7 +1,7 @@
 """How tensors get from rank to rank: between turns in one process, or through torch.distributed.
 
-Both speak the schedule's language: `post`, `arrived`, `send`, and `gather` for the few collectives. In one process a
-rank that has to wait gives its turn to the next; between processes it blocks.
+Both have the schedule's operations: `post`, `arrived`, `send`, and `gather` for the few collectives. In one process a
+rank that has to wait yields its turn; between processes it blocks.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from lpcompile.runtime.comm.mesh import Mesh
 
 Tensors = tuple[Tensor, ...]
 Key = tuple[str, int, int]  # kind, boundary, micro-batch (counted from the start of training)
-# Messages of one kind that a rank may be ahead of a peer: their tensors are held until then (gloo does not tell that a
-# send is over before it is waited for).
-AHEAD = 8
+# A rank waits for the oldest of so many sends of one kind to a peer before it starts another. Their tensors are held
+# until then: gloo does not tell that a send is over before it is waited for.
+MAX_SENDS_IN_FLIGHT = 8
 Shapes = Sequence[tuple[tuple[int, ...], torch.dtype]]
 
 
 def dense(tensor: Tensor, channels_last: bool) -> tuple[Tensor, Tensor]:
-    """The tensor without gaps in memory, and a contiguous view of all of it, in the order in which it lies there."""
+    """The tensor without gaps in memory, and a contiguous view of it in memory order."""
     if channels_last and tensor.dim() == 4:
         tensor = tensor.contiguous(memory_format=torch.channels_last)
         return tensor, tensor.permute(0, 2, 3, 1)
@@ -38,7 +38,7 @@ class Transport(Protocol):
     """What the executor needs of a way to communicate."""
 
     def send(self, rank: int, peer: int, key: Key, tensors: Tensors) -> float:
-        """Gives the seconds for which this rank was held back, because it is too far ahead of its peer."""
+        """Returns the seconds that this rank waited because it was too far ahead of its peer."""
         ...
 
     def post(self, rank: int, peer: int, key: Key, shapes: Shapes, depth: int) -> None: ...
@@ -53,7 +53,7 @@ class Transport(Protocol):
 
 
 class Local:
-    """All ranks in one process: a tensor that is sent is handed over as it is."""
+    """All ranks in one process: a sent tensor is handed over without a copy."""
 
     def __init__(self) -> None:
         self.mail: dict[tuple[int, Key], Tensors] = {}
@@ -84,10 +84,10 @@ class Local:
 
 
 class Distributed:
-    """One rank a process. Receives go into buffers that are used in turn; sends hold their tensors until they are over.
+    """One rank per process. Receives go into buffers that are used in turn; sends hold their tensors until they end.
 
-    A kind of tensor travels in one direction between two ranks and in the schedule's order, on a channel of its own (a
-    tag on gloo, a communicator on NCCL), so that a receive posted early never stands in the way of another message.
+    Tensors of one kind travel in one direction between two ranks, in the schedule's order, on their own channel (a tag
+    on gloo, a communicator on NCCL), so that a receive posted early never blocks another message.
     """
 
     def __init__(self, device: torch.device, mesh: Mesh, channels_last: bool = False) -> None:
@@ -103,7 +103,7 @@ class Distributed:
     def send(self, rank: int, peer: int, key: Key, tensors: Tensors) -> float:
         kind, boundary, _ = key
         under_way, begin = self.sending.setdefault((kind, boundary, peer), []), time.perf_counter()
-        while len(under_way) >= AHEAD:
+        while len(under_way) >= MAX_SENDS_IN_FLIGHT:
             self._end(under_way.pop(0))
         held = time.perf_counter() - begin
         both = [dense(t, self.channels_last) for t in tensors]
@@ -159,7 +159,7 @@ class Distributed:
         return {"group": self.groups[kind]} if self.nccl else {"tag": MESSAGES.index(kind)}
 
     def _not_sending(self, kind: str, boundary: int, buffers: Tensors) -> None:
-        """A received tensor that is being passed on must have left before its buffer is used again."""
+        """Before a buffer is used again, end the sends that pass its tensor on."""
         for (k, b, _), under_way in self.sending.items():
             if (k, b) == (kind, boundary):
                 while any(t.data_ptr() == mine.data_ptr() for _, ts in under_way for t in ts for mine in buffers):

@@ -1,4 +1,4 @@
-"""From what a user passes to `step` to micro-batches: tensors in the model's order, cut where the batch is."""
+"""Micro-batches: a user's batch as tensors in the model's order, cut along the batch dimension."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from lpcompile.errors import InputError
 class MicroBatch:
     """One micro-batch on one rank. `weight` is its share of the step's samples (and of the loss's mean).
 
-    `scale` is the loss scale when its step began, which all that comes of its loss carries while it is under way.
+    `scale` is the loss scale at the start of its step; its gradients carry it while it is in flight.
     """
 
     inputs: tuple[Tensor, ...]
@@ -40,7 +40,7 @@ def micro_batches(
     step: int,
     size: int | None = None,
 ) -> list[MicroBatch]:
-    """Cut a batch into `micro` parts that differ by at most one sample. `size` is needed where no inputs are given."""
+    """Cut a batch into `micro` parts that differ by at most one sample. `size` is required without inputs."""
     if inputs:
         size = batch_of(tuple(specs), [tuple(t.shape) for t in inputs])
     if size is None:

@@ -1,4 +1,4 @@
-"""The interpreter of schedules: one handler an instruction, one list a rank.
+"""The interpreter of schedules: one handler for each instruction, one list for each rank.
 
 >>> for _ in run(worker, transport, program, base, low, high): ...      # one rank of several processes
 >>> take_turns([run(w, ...) for w in workers])                          # all ranks in one process
@@ -13,21 +13,19 @@ from dataclasses import dataclass
 
 import torch
 
-from lpcompile.core.schedule import STEPWISE, Instruction, Ref, Schedule
+from lpcompile.core.schedule import STEPWISE, Instruction, Ref, Schedule, moment
 from lpcompile.errors import ScheduleError
 from lpcompile.runtime.comm.transport import Key, Transport
-from lpcompile.runtime.engine import handlers, split_backward
-from lpcompile.runtime.engine.handlers import Handler
+from lpcompile.runtime.engine.handlers import HANDLERS, Handler
 from lpcompile.runtime.engine.worker import Worker
 from lpcompile.runtime.launch import board
 
-NOTHING = contextlib.nullcontext()
-HANDLERS = {**handlers.HANDLERS, **split_backward.HANDLERS}
+NO_RANGE = contextlib.nullcontext()
 
 
 @dataclass(frozen=True)
 class Op:
-    """An instruction ready to run: its handler and what is no longer needed after it."""
+    """An instruction ready to run: its handler, and the tensors that it is the last to use."""
 
     item: Instruction
     name: str
@@ -41,7 +39,7 @@ def prepare(schedule: Schedule, rank: int) -> tuple[Op, ...]:
     last: dict[Ref, tuple[tuple[int, int], Ref]] = {}
     for at, item in enumerate(items):
         for ref in (*item.reads, *item.writes) if item.op not in STEPWISE and item.op != "recv" else ():
-            key, when = Ref(ref.kind, ref.boundary, ref.slot % M), (-(ref.slot // M), at)
+            key, when = Ref(ref.kind, ref.boundary, ref.slot % M), moment(item, at, M)
             if key not in last or when >= last[key][0]:
                 last[key] = (when, ref)
     frees: dict[int, list[Ref]] = {}
@@ -76,7 +74,7 @@ def run(
             own.note(worker.step, op.name)
         begin = worker.clock() if worker.trace is not None else 0.0
         try:
-            with torch.profiler.record_function(f"rank {rank}: {op.name}") if profiled else NOTHING:
+            with torch.profiler.record_function(f"rank {rank}: {op.name}") if profiled else NO_RANGE:
                 waiting = _do(worker, transport, op, slot, depth)
             if waiting is not None:
                 yield from waiting
@@ -94,7 +92,7 @@ def run(
 
 
 def _do(worker: Worker, transport: Transport, op: Op, slot: int, depth: int) -> Iterator[None] | None:
-    """One instruction; what it gives back has to be waited for."""
+    """Run one instruction. An iterator that it returns yields while the rank has to wait."""
     item = op.item
     if op.handler is not None:
         return op.handler(worker, item, slot)

@@ -1,16 +1,24 @@
-"""Where a rank's memory goes: parameters, gradients, optimizer state, activations, buffers, the process as a whole."""
+"""Where a rank's memory goes, by what it is for; the peak of a process; the peak of live tensors.
+
+>>> with Alive() as alive:
+...     trainer.step(x, y)
+>>> alive.most                      # peak of bytes in tensors that were made inside and alive at once
+"""
 
 from __future__ import annotations
 
 import contextlib
 import resource
 import sys
+import weakref
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from lpcompile.runtime.engine import versions
 from lpcompile.runtime.engine.worker import Worker
@@ -31,13 +39,13 @@ def of(w: Worker) -> dict[str, int]:
         "messages": _bytes(t for ts in getattr(w.transport, "buffers", {}).values() for t in ts),
         "versions": _bytes(versions.older_tensors(w)),
         "stores": _bytes(t for store in w.stores.values() for t in store.rows),
-        **({"replay": w.replay.nbytes(w.rank)} if w.replay is not None else {}),
+        **({"replay": w.buffers.nbytes(w.rank)} if w.buffers is not None else {}),
     }
 
 
 @contextlib.contextmanager
 def weighed(w: Worker, slot: int) -> Iterator[None]:
-    """Add up what a forward keeps for its backward, each storage once and the rank's own tensors not at all."""
+    """Add up what a forward saves for its backward, each storage once, without parameters and buffers."""
     own = {t.untyped_storage().data_ptr() for t in (*w.stage.module.parameters(), *w.stage.module.buffers())}
     found: dict[int, int] = {}
 
@@ -54,13 +62,13 @@ def weighed(w: Worker, slot: int) -> Iterator[None]:
 
 
 def reset_peak() -> None:
-    """Let `process` count from now on, where the system can do that."""
+    """Start the peak of `process` anew, where the system allows it."""
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
 
 
 def process() -> int:
-    """The most memory that this process has had since `reset_peak`, in bytes."""
+    """Peak memory of this process since `reset_peak`, in bytes."""
     with contextlib.suppress(OSError, StopIteration, ValueError):
         lines = Path("/proc/self/status").read_text().splitlines()
         return 1024 * int(next(line for line in lines if line.startswith("VmHWM")).split()[1])
@@ -68,6 +76,44 @@ def process() -> int:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
+class Alive(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the storages that operations allocate, until they are freed.
+
+    Activations, gradients, messages and all other tensors made inside count; earlier ones do not. A method that keeps
+    tensors over several steps reaches its peak after as many steps in this mode.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.now: int = 0
+        self.most: int = 0
+        self.known: dict[int, int] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        before = {id(s) for s in _storages((args, kwargs))}
+        found = func(*args, **(kwargs or {}))
+        for storage in _storages(found):
+            if id(storage) not in before and id(storage) not in self.known:
+                self._add(storage)
+        return found
+
+    def _add(self, storage: torch.UntypedStorage) -> None:
+        name, size = id(storage), storage.nbytes()
+        self.known[name] = size
+        self.now += size
+        self.most = max(self.most, self.now)
+        weakref.finalize(storage, self._gone, name)
+
+    def _gone(self, name: int) -> None:
+        self.now -= self.known.pop(name)
+
+
 def _bytes(tensors: Iterable[Any]) -> int:
     found = {id(t): t.nbytes for t in tensors if isinstance(t, Tensor) and t.device.type != "meta"}
     return sum(found.values())
+
+
+def _storages(value: Any) -> list[torch.UntypedStorage]:
+    return [
+        t.untyped_storage() for t in pytree.tree_leaves(value) if isinstance(t, Tensor) and t.layout == torch.strided
+    ]

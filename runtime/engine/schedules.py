@@ -1,33 +1,62 @@
-"""The schedule that a trainer with default settings runs: for what reads a plan without training."""
+"""The schedule of a plan: built and verified here for the trainer, the simulator and `emit` alike."""
 
 from __future__ import annotations
 
-from lpcompile.core.gc_pause import uncollected
+from collections.abc import Sequence
+
+import torch
+
+from lpcompile.core.gc_pause import gc_paused
+from lpcompile.core.method import Method, ScheduleOptions
 from lpcompile.core.micro_batches import micro_of
 from lpcompile.core.plan import Plan
 from lpcompile.core.schedule import Schedule
 from lpcompile.core.verify import verify
 from lpcompile.runtime.engine.settings import Settings
-from lpcompile.runtime.methods import METHODS, ScheduleOptions
+from lpcompile.runtime.methods import METHODS
 
 
-@uncollected()
-def default_schedule(plan: Plan, replicas: int = 1) -> Schedule | None:
-    """Verified; None where the plan is for a method that the runtime does not have, or for a batch that is no whole
-    number of micro-batches for its pipeline."""
-    method = METHODS.get(plan.method)
-    micro = micro_of(plan)
-    if method is None or micro is None:
-        return None
-    tied = bool(plan.tied)
-    clipped = Settings().clip_norm(method.exact or method.delayed or plan.K == 1) > 0
+def schedule_of(
+    plan: Plan,
+    method: Method,
+    settings: Settings,
+    micro: int,
+    *,
+    hosts: Sequence[int] = (),
+    recursive: bool | None = None,
+    replicas: int = 1,
+) -> Schedule:
+    """The verified schedule of a method. hosts: the AuxNets' host ranks where they differ from the plan's. recursive:
+    AuxNets start from the model's input; by default as the plan's AuxNets do."""
+    s, tied = settings, bool(plan.tied)
+    clipped = clip_norm(plan, method, s) > 0
     options = ScheduleOptions(
         micro=micro,
-        recursive=plan.aux.startswith("recursive"),
+        lockstep=s.lockstep,
+        stash=s.stash,
+        recursive=plan.aux.startswith("recursive") if recursive is None else recursive,
+        kappa=s.kappa,
+        hosts=tuple(hosts),
         tied=tied,
-        norm=clipped and tied,
+        norm=(clipped and (s.clip_scope == "global" or tied)) or s.autocast == torch.float16,
         replicas=replicas,
     )
     schedule = method.schedule(plan, options)
     verify(schedule)
     return schedule
+
+
+def clip_norm(plan: Plan, method: Method, settings: Settings) -> float:
+    """The largest gradient norm; 0 where nothing is clipped."""
+    return settings.clip_norm(method.exact or method.delayed or plan.K == 1)
+
+
+@gc_paused()
+def default_schedule(plan: Plan, replicas: int = 1) -> Schedule | None:
+    """The schedule of a trainer with default settings. None where the runtime does not have the plan's method, or where
+    the batch cannot be cut into the micro-batches of its pipeline."""
+    method = METHODS.get(plan.method)
+    micro = micro_of(plan, method) if method else None
+    if method is None or micro is None:
+        return None
+    return schedule_of(plan, method, Settings(), micro, replicas=replicas)

@@ -1,4 +1,4 @@
-"""Everything that can be asked of training, checked once, with defaults that do not collapse."""
+"""The options of training, checked once, with defaults that do not collapse."""
 
 from __future__ import annotations
 
@@ -20,31 +20,31 @@ BUFFER_POLICIES = ("least-reused", "newest", "random")
 class Settings:
     """The options of `program.trainer`.
 
-    micro: micro-batches a step (`multiplier`'s skew is counted in them); None: 1 where K = 1 or the method is neither
-        skewed nor a pipeline, else up to 4 of at least 8 samples (more than K only where they take 15 ms), or up to 2K
-        that divide the batch where it is one (`gpipe`, `1f1b`, `zb`; see `lpcompile.core.pipeline_order`). lockstep:
-        `multiplier` without skew.
+    micro: micro-batches a step (`multiplier`'s skew is counted in them). Default by method, see
+        `lpcompile.core.micro_batches`: `multiplier` up to K of at least 8 samples (16 where K = 2); `penalty` and
+        `lagrangian` 2 of at least 16 where a batch's activations take 64 MiB; pipelines (`gpipe`, `1f1b`, `zb`) K to
+        2K that divide the batch; `pipedream` with "2bw" K; else 1. lockstep: `multiplier` without skew.
     stash: the weights that `pipedream` keeps, "all" (one version for each micro-batch in flight) or "2bw" (two).
     recursive: AuxNets start from the model's input. kappa: how `lagrangian` keeps κ, "stored" or "auxnet".
     psi: "scaled", "l2", "l1" or "linf". beta: see `lpcompile.runtime.penalty.beta`.
-    lam_weight: the penalty's pull on λ against its pull on X.
+    lam_weight: weight of the penalty's λ side against its X side.
     noise: standard deviation of Gaussian noise on λ, as a share of λ's own size.
-    lam_lr, kappa_lr: step sizes for stored λ and for κ; None: the optimizer's learning rate.
-    clip: largest norm of gradients; None: 2 for decoupled methods, none for exact and delayed ones and K = 1; 0: never.
+    lam_lr, kappa_lr: step sizes for stored λ and for κ; the optimizer's learning rate by default.
+    clip: largest norm of gradients, 0 for no limit; default 2, but 0 for exact and delayed methods and for K = 1.
         clip_scope: "rank" clips each stage by itself, "global" by the norm over all stages. AuxNets are clipped each by
         itself.
-    accumulate: calls of `step` for one step of the optimizers. autocast: torch.bfloat16 or torch.float16 (with loss
+    accumulate: calls of `step` per optimizer step. autocast: torch.bfloat16 or torch.float16 (with loss
         scaling). checkpoint: recompute activations, on all ranks (True) or on some.
-    transfer: torch.bfloat16 halves what float32 boundaries send, and rounds it. compile: run stages and AuxNets by
-        torch.compile, which takes its time in the first step; a backward then has no two parts for `zb`.
-    warmup: exact steps before decoupling, at most so many; None: none where the AuxNets start consistently (or are the
-        user's), else a tenth of training. warmup_violation: or until λ is this near to X.
-    finish: so many exact steps (`bp`) at the end, in which the stages settle on each other's real outputs, where the
-        length of training is known.
-    collapse: "stop" or "warn" when a boundary's values stop to vary; check_every: steps between such checks.
-    buffer: micro-batches that a replay buffer of `dgl-async` holds; buffer_policy: which it gives and gives up, see
-        `lpcompile.runtime.comm.buffer.Buffer`.
-    total_steps: how long training lasts, for a β that rises with it; `fit` knows it by itself.
+    transfer: torch.bfloat16 halves the messages of float32 boundaries, and rounds them. compile: run stages and AuxNets
+        by torch.compile, which takes minutes before the first step; `zb` then does not split the backward.
+    warmup: largest number of exact steps before decoupling; default 0 where AuxNets start consistently or are the
+        user's, else a tenth of training, at most 200. warmup_violation: the violation at which the warm-up ends early.
+    finish: number of exact steps (`bp`) at the end, in which stages settle on each other's real outputs; needs the
+        length of training.
+    collapse: "stop" or "warn" when a boundary's values no longer vary over samples; check_every: steps between checks.
+    buffer: capacity of a replay buffer of `dgl-async`, in micro-batches; buffer_policy: which of them it gives and
+        evicts, see `lpcompile.runtime.comm.buffer.Buffer`.
+    total_steps: length of training, for a β that rises with it; `fit` fills it in.
     """
 
     micro: int | None = None
@@ -82,7 +82,7 @@ class Settings:
         return self.checkpoint if isinstance(self.checkpoint, bool) else rank in self.checkpoint
 
     def clip_norm(self, exact: bool) -> float:
-        """0 where nothing is clipped."""
+        """Largest norm of gradients; 0 for no limit."""
         if self.clip is None:
             return 0.0 if exact else 2.0
         return float(self.clip)
@@ -120,6 +120,11 @@ def settings(options: dict[str, Any]) -> Settings:
     for name in ("noise", "lam_weight", "clip", "lam_lr", "kappa_lr", "warmup_violation"):
         _at_least(name, getattr(found, name), 0)
     return found
+
+
+def asdict_shallow(given: Settings) -> dict[str, Any]:
+    """Options by name, as `settings` takes them."""
+    return {f.name: getattr(given, f.name) for f in fields(given)}
 
 
 def _one_of(name: str, value: Any, known: Sequence[Any]) -> None:

@@ -1,4 +1,4 @@
-"""From a compiled program to workers: all of them in one process, or this rank's own."""
+"""From a compiled program to workers: all of them in one process, or this rank's own; and the networks they train."""
 
 from __future__ import annotations
 
@@ -10,27 +10,82 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from lpcompile.core.stage_io import StageIO
+from lpcompile.core.compiled import CompiledProgram
+from lpcompile.core.memory_format import laid_out_as
+from lpcompile.core.method import Method
+from lpcompile.core.stage_io import StageIO, io_of, own_io, refresh, use_mode
 from lpcompile.errors import UsageError
+from lpcompile.runtime.comm.buffer_wire import open_buffers
 from lpcompile.runtime.comm.transport import Local, Transport
+from lpcompile.runtime.engine.outputs import loss_of
 from lpcompile.runtime.engine.settings import Settings
-from lpcompile.runtime.engine.torch_compile import compiled
-from lpcompile.runtime.engine.update import Updater
+from lpcompile.runtime.engine.torch_compile import compiled_net
+from lpcompile.runtime.engine.update import Factory, Updater
 from lpcompile.runtime.engine.worker import Net, Worker
+from lpcompile.runtime.penalty.heads import add_head, head_nets
 from lpcompile.runtime.penalty.kappa import kappa_net
 
 if TYPE_CHECKING:
-    from lpcompile.program import Program
+    from lpcompile.runtime.engine.engine import Engine
 
-Factory = Callable[[list[nn.Parameter]], Any]
-FIRST_SCALE = 2.0**16
+FIRST_LOSS_SCALE = 2.0**16
+
+
+def device_of(module: nn.Module) -> torch.device:
+    found = next((t.device for t in (*module.parameters(), *module.buffers())), None)
+    return found if found is not None else torch.device("cpu")
+
+
+def ready_program(program: CompiledProgram, device: torch.device | None) -> None:
+    """Put the program into training mode, and its model on the device where one is given."""
+    if device is not None:
+        program.module.to(device)
+    for stage in program.stages:
+        refresh(stage)
+        if not stage.training:
+            use_mode(stage, True)
+    if not program.module.training:  # else the user's own choice of layers that stay in evaluation holds
+        program.train()
+
+
+def add_networks(engine: Engine, target: Method) -> None:
+    """Give the workers what the method needs and they do not have: AuxNets, heads, buffers, κ-networks."""
+    s = engine.settings
+    if target.aux == "auxnet" and engine.plan.K > 1 and not engine.auxnets:
+        nets = aux_nets(engine.program, engine.given.auxnets, engine._recursive(), engine._hosts())
+        for net in nets.values():
+            laid_out_as(engine.program.module, net.module)
+        engine.auxnets = {k: compiled_net(net) if s.compile else net for k, net in nets.items()}
+        for w in engine.workers:
+            add_auxnets(w, engine.auxnets, engine._hosts(), engine.aux_optimizer)
+    if target.heads and engine.plan.K > 1 and not engine.heads:
+        engine.heads = head_nets(engine.program, engine.given.heads, engine.loss_fn)
+        for w in engine.workers:
+            add_head(w, engine.heads, engine.aux_optimizer)
+    if target.replay and s.transfer is not None:
+        raise UsageError(f"transfer={s.transfer}: {target.name!r} has messages of its own, in full precision")
+    if target.replay and engine.plan.K > 1:
+        engine.buffers = open_buffers(engine)
+    for w in engine.workers:
+        if target.name == "lagrangian" and s.kappa == "auxnet" and not w.kappanets:
+            add_kappanet(w, engine.given.kappanets, engine.aux_optimizer)
+
+
+def add_schedulers(engine: Engine) -> None:
+    """A learning-rate scheduler for every optimizer that has none, where the user wants them."""
+    if engine.scheduler is None:
+        return
+    for w in engine.workers:
+        for name, optimizer in w.updater.optimizers().items():
+            if f"{w.rank} {name}" not in engine.schedulers:
+                engine.schedulers[f"{w.rank} {name}"] = engine.scheduler(optimizer)
 
 
 def aux_nets(
-    program: Program, given: Sequence[nn.Module] | None, recursive: bool, hosts: dict[int, int]
+    program: CompiledProgram, given: Sequence[nn.Module] | None, recursive: bool, hosts: dict[int, int]
 ) -> dict[int, Net]:
-    """AuxNets by boundary. A module without a record of its own is called as its stage, or on the model's inputs."""
-    modules = given if given is not None else getattr(program, "auxnets", ())
+    """AuxNets by boundary. A user's module takes the arguments of its stage, or the model's inputs if `recursive`."""
+    modules = given if given is not None else program.auxnets
     if len(modules) != program.plan.K - 1:
         raise UsageError(
             f"{len(modules)} AuxNets for {program.plan.K - 1} boundaries; "
@@ -38,10 +93,9 @@ def aux_nets(
         )
     found, dtype = {}, getattr(torch, program.plan.aux_dtype) if program.plan.aux_dtype else None
     for k, module in enumerate(modules, start=1):
-        stage: StageIO = program.stages[k - 1]._lp_io[True]
-        default = StageIO((), program.stages[0]._lp_io[True].inputs, stage.boundary, ()) if recursive else stage
-        own = getattr(module, "_lp_io", None)
-        found[k] = Net(module, own[True] if own else default, dtype=dtype)
+        stage = io_of(program.stages[k - 1])
+        default = StageIO((), io_of(program.stages[0]).inputs, stage.boundary, ()) if recursive else stage
+        found[k] = Net(module, own_io(module) or default, dtype=dtype)
     for i, j in combinations(found, 2):
         left, right = ({id(p) for p in found[k].module.parameters()} for k in (i, j))
         if left & right and hosts[i] != hosts[j]:
@@ -52,54 +106,18 @@ def aux_nets(
     return found
 
 
-BEFORE = (
-    "which is made before the last stage and stays there; keep its layers in the last stage with "
-    "pins={'together': ...}, or leave it out of the loss"
-)
-
-
-class Elsewhere:
-    """Stands for a model output that an earlier stage makes: a loss may pass it by, but not use it."""
-
-    def __init__(self, position: int, why: str = BEFORE) -> None:
-        self.__dict__.update(position=position, why=why)
-
-    def __getattr__(self, name: str) -> Any:
-        raise UsageError(f"the loss uses output {self.position} of the model, {self.why}")
-
-    @classmethod
-    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        next(a for a in (*args, *(kwargs or {}).values()) if isinstance(a, Elsewhere)).used  # noqa: B018
-
-
-def structured(program: Program, io: StageIO, found: Sequence[Any], training: bool, why: str = BEFORE) -> Any:
-    """The model's output, in its own structure, from what the last stage gives. `why`: what is missing, if anything."""
-    tree = program.captured._lp.trees[training]
-    flat: list[Any] = [Elsewhere(i, why) for i in range(tree.count)]
-    for position, value in zip(io.outputs, found, strict=True):
-        flat[position] = value
-    return tree.unflatten(flat)
-
-
-def loss_of(
-    program: Program, stage: Net, loss_fn: Callable[[Any, Any], Tensor]
-) -> Callable[[Sequence[Any], Any], Tensor]:
-    """The user's loss on what the last stage gives."""
-    return lambda found, target: loss_fn(structured(program, stage.io, found, True), target)
-
-
-def stage_net(program: Program, rank: int, settings: Settings) -> Net:
-    """A stage as it runs in training. torch.compile finds by itself what may be written in place, and under autocast
-    sums may have another dtype than what they are made of."""
+def stage_net(program: CompiledProgram, rank: int, settings: Settings) -> Net:
+    """A stage as it runs in training: in less memory, but neither under torch.compile, which writes in place by itself,
+    nor under autocast, where a sum may have another dtype than its terms."""
     stage = program.stages[rank]
-    net = Net(stage, stage._lp_io[True])
+    net = Net(stage, io_of(stage))
     if settings.compile:
-        return compiled(net)
+        return compiled_net(net)
     return net if settings.autocast is not None else replace(net, call=program.lean_stage(rank))
 
 
 def make_worker(
-    program: Program,
+    program: CompiledProgram,
     rank: int,
     loss_fn: Callable[[Any, Any], Tensor],
     optimizer: Factory,
@@ -107,10 +125,10 @@ def make_worker(
     transport: Transport,
     device: torch.device,
 ) -> Worker:
-    """A rank with its stage and the optimizer of its stage. Parameters come in the model's order, a loss's own last."""
+    """A rank with its stage and its optimizer. Parameters come in the model's order, the loss's own last."""
     stage, K = stage_net(program, rank, settings), program.plan.K
     stage.module.to(device)
-    loss = loss_of(program, stage, loss_fn) if rank == K - 1 else None
+    loss = loss_of(program, stage.io, loss_fn) if rank == K - 1 else None
     specs = {b.index: b.specs for b in program.plan.boundaries}
     w = Worker(rank, K, stage, specs, loss, device, settings, transport)
     for name, ranks in program.plan.tied:
@@ -123,7 +141,7 @@ def make_worker(
     if w.last and isinstance(loss_fn, nn.Module):
         own += [p for p in loss_fn.to(device).parameters() if p.requires_grad]
     w.trained = [*own, *(p for name, p in w.tied.items() if p.requires_grad and not w.steps_tied(name))]
-    scale = FIRST_SCALE if settings.autocast == torch.float16 else 1.0
+    scale = FIRST_LOSS_SCALE if settings.autocast == torch.float16 else 1.0
     w.updater = Updater(own, optimizer(own) if own else None, scale)
     w.updater.uncounted = {id(p) for name, p in w.tied.items() if rank != w.owners[name][0]}
     return w

@@ -1,8 +1,8 @@
-"""torch.compile of stages and AuxNets: made before the first step that needs it, not inside it.
+"""torch.compile of stages and AuxNets, before the first step that needs it rather than inside it.
 
-Compiling takes minutes for deep stages, in which a rank that others wait for would be taken for dead. So every rank
-runs what it has once, forward and backward, on micro-batches of the sizes to come, and then waits for the others for as
-long as that takes. Weights, buffers, gradients and random numbers are afterwards what they were.
+Compiling deep stages takes minutes, and a rank that others wait for so long would be taken for dead. So every rank runs
+its networks once, forward and backward, on micro-batches of the coming sizes, and then waits for the others without a
+short timeout. Weights, buffers, gradients and random states are restored.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from lpcompile.core.stage_io import sized
 from lpcompile.errors import UsageError
 from lpcompile.runtime.comm.transport import dense
 from lpcompile.runtime.engine.batch import MicroBatch
@@ -32,36 +31,44 @@ if TYPE_CHECKING:
 log = logging.getLogger("lpcompile")
 
 
-def compiled(net: Net) -> Net:
-    """The same, run by torch.compile in the very shapes that it is given."""
+def compiled_net(net: Net) -> Net:
+    """The same network, run by torch.compile with static shapes."""
     return replace(net, call=torch.compile(net.module, dynamic=False))
 
 
-def compile_now(trainer: Engine, parts: Sequence[MicroBatch]) -> None:
-    """All ranks call it, with micro-batches whose sizes or method are new."""
+def ensure_compiled(engine: Engine, parts: Sequence[MicroBatch]) -> None:
+    """Have compiled code for these micro-batches, where `compile=True` asks for it."""
+    needed = (engine.method.name, *sorted({str(part.size) for part in parts}))
+    if engine.settings.compile and needed not in engine.code:
+        engine.code.add(needed)
+        compile_now(engine, parts)
+
+
+def compile_now(engine: Engine, parts: Sequence[MicroBatch]) -> None:
+    """All ranks call it at the same step, with micro-batches whose sizes or method are new."""
     begin = time.perf_counter()
     patient: Any = None
-    with board.away(trainer.steps, "compiling"):
-        if trainer.distributed:  # now, while all ranks are here
+    with board.away(engine.steps, "compiling"):
+        if engine.distributed:  # now, while all ranks are here
             patient = dist.new_group(backend="gloo", timeout=datetime.timedelta(seconds=PATIENCE))
-        for w in trainer.workers:
+        for w in engine.workers:
             for batch in {part.size: part for part in parts}.values():
                 with w.own_random(), torch.random.fork_rng(devices=[]):
-                    last = trainer.channels_last
-                    _run(w, w.stage, batch, last, [True, *([False] if trainer.method.name == "fr" else [])])
+                    last = engine.channels_last
+                    _run(w, w.stage, batch, last, [True, *([False] if engine.method.reruns_stage else [])])
                     for net in w.auxnets.values():
                         _run(w, net, batch, last, [True, False])
         if patient is not None:
             dist.barrier(group=patient)
             dist.destroy_process_group(patient)
-    if trainer.main:
+    if engine.main:
         log.info("compiled in %.0f s", time.perf_counter() - begin)
 
 
 def _run(w: Worker, net: Net, batch: MicroBatch, channels_last: bool, modes: Sequence[bool]) -> None:
     kept = {id(b): b.clone() for b in net.module.buffers()}
     gradients_before = [(p, p.grad) for p in net.module.parameters()]
-    rooms = [torch.zeros(sized(s, batch.size), dtype=s.dtype, device=w.device) for s in net.io.lams]
+    rooms = [torch.zeros(s.at(batch.size), dtype=s.dtype, device=w.device) for s in net.io.lams]
     lams = [dense(t, channels_last)[0] for t in rooms]
     try:
         for parameter, _ in gradients_before:

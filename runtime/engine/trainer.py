@@ -9,7 +9,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 import warnings
 from collections.abc import Callable, Iterable, Sized
@@ -17,21 +16,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from lpcompile.core.memory_format import channels_last
 from lpcompile.errors import InputError
 from lpcompile.runtime.checkpoint import state
-from lpcompile.runtime.engine.batch import micro_batches, to_device
-from lpcompile.runtime.engine.engine import Engine, Prepared
+from lpcompile.runtime.engine import phases
+from lpcompile.runtime.engine.batch import MicroBatch, micro_batches, to_device
+from lpcompile.runtime.engine.engine import Engine
+from lpcompile.runtime.engine.torch_compile import ensure_compiled
 from lpcompile.runtime.engine.worker import Net, Worker
 from lpcompile.runtime.loop import evaluate as evaluation
-from lpcompile.runtime.methods import Method, get_method
 from lpcompile.runtime.penalty import collapse
-
-log = logging.getLogger("lpcompile")
-AGREE_EVERY = 10  # steps between looks of all ranks at the violation during a warm-up
 
 
 class Trainer(Engine):
@@ -45,54 +41,39 @@ class Trainer(Engine):
     """
 
     def step(self, x: Any, y: Any = None, index: Tensor | None = None, *, size: int | None = None) -> dict[str, Any]:
-        """Train on one batch; gives what this process knows of it: loss, violations, β, wait.
+        """Train on one batch; returns this process's metrics: loss, violations, β, waiting time.
 
         x: what the model takes (a tensor, a tuple of arguments, or a dict). y: whatever the loss takes as target.
-        index: the samples' numbers in the data set, for methods that keep something for each of them.
+        index: the samples' indices in the data set, for methods that store values by sample.
         A rank whose stage and AuxNets take no input of the model may pass x=None with the batch's size, and y is needed
         where there is a loss: on the last rank, and where a stage has a head (see `needs`).
         """
         begin = time.perf_counter()
-        self._finish()
-        inputs = to_device(self._inputs(x, size), self.device)
-        if self.channels_last:
-            inputs = [channels_last(t) for t in inputs]
-        specs = [spec for _, spec in self.program.captured._lp.signature.inputs]
-        parts = micro_batches(inputs, specs, to_device(y, self.device), index, self.micro, self.steps, size)
-        scale = self.workers[0].updater.scale
-        parts = [replace(part, scale=scale) for part in parts] if scale != 1.0 else parts
-        self._compile(parts)
-        prepared, method = self._for(index)
+        phases.begin_finish(self)
+        parts = self._micro_batches(x, y, index, size)
+        ensure_compiled(self, parts)
+        prepared, method = phases.schedule_of(self, index)
         for w in self.workers:
             w.batches |= {self.slot + i: part for i, part in enumerate(parts)}
-        self._play(prepared, method, self.slot + len(parts), apply=(self.steps + 1) % self.settings.accumulate == 0)
-        if (self.steps + 1) % self.settings.accumulate == 0:
+        apply = (self.steps + 1) % self.settings.accumulate == 0
+        self.play(prepared, method, self.slot + len(parts), apply)
+        if apply:
             self._step_schedulers()
         metrics = self._metrics(begin)
         self.steps += 1
-        self._note_start(metrics)
-        self._decouple(metrics)
+        phases.note_start(self, metrics)
+        phases.end_warm_up(self, metrics)
         return metrics
 
-    def _step_schedulers(self) -> None:
-        """All ranks' learning rates move together, also while a skewed rank has not stepped yet."""
-        with warnings.catch_warnings():
-            if self.slot <= self.schedule.lag + self.micro:
-                warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step")
-            for scheduler in self.schedulers.values():
-                scheduler.step()
-
-    @property
-    def needs(self) -> dict[str, bool]:
-        """Whether this process needs the batch's inputs, and its targets."""
-        takes = [w for w in self.workers if w.rank == 0 or not self.method.replay]  # the others are sent theirs
-        targets = any(w.last or w.head is not None for w in takes)
-        return {"inputs": any(net.io.inputs for net in _nets(takes)), "targets": targets}
-
-    @property
-    def takes_inputs(self) -> bool:
-        """Whether anything in this process, in training or evaluation, takes an input of the model."""
-        return any(net.io.inputs for net in _nets(self.workers))
+    def _micro_batches(self, x: Any, y: Any, index: Tensor | None, size: int | None) -> list[MicroBatch]:
+        """The batch on this process's device, cut, with the loss scale of now."""
+        inputs = to_device(self._inputs(x, size), self.device)
+        if self.channels_last:
+            inputs = [channels_last(t) for t in inputs]
+        target = to_device(y, self.device)
+        parts = micro_batches(inputs, self.program.input_specs, target, index, self.micro, self.steps, size)
+        scale = self.workers[0].updater.scale
+        return [replace(part, scale=scale) for part in parts] if scale != 1.0 else parts
 
     def _inputs(self, x: Any, size: int | None) -> list[Tensor]:
         if x is not None:
@@ -104,26 +85,13 @@ class Trainer(Engine):
             )
         return []
 
-    def _for(self, index: Tensor | None) -> tuple[Prepared, Method]:
-        """A sample's first step is exact where λ is stored: that is where its λ comes from."""
-        if index is None and self.plan.K > 1 and self._keeps_samples():
-            raise InputError(
-                f"{self.target.name!r} keeps values for each sample: pass their indices, trainer.step(x, y, index=i)"
-            )
-        if index is None or self.target.aux != "store":
-            return self._prepared, self.method
-        if len(self.seen) <= int(index.max()):
-            grown = torch.zeros(int(index.max()) + 1, dtype=torch.bool)
-            grown[: len(self.seen)] = self.seen
-            self.seen = grown
-        new = not bool(self.seen[index].all())
-        self.seen[index] = True
-        if new and self._exact is not None:
-            return self._exact, get_method("warmup-stored")
-        return self._prepared, self.method
-
-    def _keeps_samples(self) -> bool:
-        return self.target.indices or (self.target.name == "lagrangian" and self.settings.kappa == "stored")
+    def _step_schedulers(self) -> None:
+        """Learning rates of all ranks move together, also before a skewed rank's first optimizer step."""
+        with warnings.catch_warnings():
+            if self.slot <= self.schedule.lag + self.micro:
+                warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step")
+            for scheduler in self.schedulers.values():
+                scheduler.step()
 
     def _metrics(self, begin: float) -> dict[str, Any]:
         found: dict[str, Any] = {"step": self.steps, "method": self.method.name}
@@ -143,36 +111,25 @@ class Trainer(Engine):
             w.waited, w.sent = 0.0, 0
         return found
 
-    def _note_start(self, metrics: dict[str, Any]) -> None:
-        """Where there was no warm-up: how far λ was from X when training began, as far as this rank sees it."""
-        seen = [value for name, value in metrics.items() if name.startswith("violation")]
-        if self.violation_at_start is None and seen and not self.method.exact:
-            self.violation_at_start = max(seen)
-            log.info("step %d: decoupled from the start, largest violation %.3g", self.steps, self.violation_at_start)
+    @property
+    def lr(self) -> float:
+        """The learning rate of this process's first stage."""
+        return self.workers[0].learning_rate(None)
 
-    def _decouple(self, metrics: dict[str, Any]) -> None:
-        """End the warm-up when it is long enough or λ is near enough to X, on all ranks at once."""
-        if self.method is self.target:
-            return
-        over = self.steps >= self.warmup
-        if over or (self.target.aux and self.settings.warmup_violation and self.steps % AGREE_EVERY == 0):
-            seen = [v for name, v in self.gather(metrics).items() if name.startswith("violation")]
-            worst = max(seen, default=0.0)
-            if over or (seen and worst < self.settings.warmup_violation):
-                if self.target.aux:
-                    self.violation_at_start = worst
-                log.info("step %d: decoupled after a warm-up, largest violation %.3g", self.steps, worst)
-                self._use(self.target)
+    @property
+    def needs(self) -> dict[str, bool]:
+        """Whether this process needs the batch's inputs, and its targets."""
+        takes = [w for w in self.workers if w.rank == 0 or not self.method.replay]  # others draw theirs
+        targets = any(w.last or w.head is not None for w in takes)
+        return {"inputs": any(net.io.inputs for net in _nets(takes)), "targets": targets}
 
-    def _finish(self) -> None:
-        """Go on exactly when only the last steps are left, on all ranks alike."""
-        total, last = self.settings.total_steps, self.settings.finish
-        if last and total and self.steps >= total - last and not self.target.exact and self.plan.K > 1:
-            log.info("step %d: the last %d steps are exact", self.steps, total - self.steps)
-            self.switch("bp", micro=None)
+    @property
+    def takes_inputs(self) -> bool:
+        """Whether anything in this process, in training or evaluation, takes an input of the model."""
+        return any(net.io.inputs for net in _nets(self.workers))
 
     def plan_steps(self, total: int) -> None:
-        """Say how long training lasts, for a β that rises with it, where the settings do not."""
+        """Set the length of training, for a β that rises with it, unless the settings have it."""
         if self.settings.total_steps is None:
             self.settings = replace(self.settings, total_steps=total)
             for w in self.workers:
@@ -198,12 +155,12 @@ class Trainer(Engine):
         return self.gather(metrics)
 
     def evaluate(self, loader: Iterable[Any], **options: Any) -> dict[str, float]:
-        """Loss and accuracy of the serial model; see `lpcompile.runtime.loop.evaluate.evaluate` for the options."""
+        """Loss and accuracy of the serial model: see `lpcompile.runtime.loop.evaluate.evaluate` for the options."""
         self.flush()
         return evaluation.evaluate(self, loader, **options)
 
     def recalibrate(self, loader: Iterable[Any], batches: int = evaluation.BATCHES) -> None:
-        """Take BatchNorm's running statistics anew on X, from training data: a decoupled method gathers them on λ."""
+        """Recompute BatchNorm's running statistics on X, from training data: a decoupled method gathers them on λ."""
         self.flush()
         with evaluation.recalibrated(self, loader, batches, keep=True):
             pass
@@ -219,7 +176,7 @@ class Trainer(Engine):
         state.load_model_state(self, given)
 
     def state(self) -> dict[str, Any]:
-        """All that this process needs to go on from here, as plain data; nothing is in flight afterwards.
+        """Everything that this process needs to resume, as plain data; nothing is in flight afterwards.
 
         The tensors are the live ones, as in torch's state_dict: save or copy them before training goes on.
         """

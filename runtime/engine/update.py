@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+Factory = Callable[[list[nn.Parameter]], Any]  # from parameters to an optimizer
 GROW_AFTER = 2000  # steps without an overflow after which the loss scale doubles, as in torch.amp.GradScaler
 
 
@@ -22,10 +23,10 @@ class Updater:
         self.others: dict[str, tuple[list[nn.Parameter], Any]] = {}
         self.clip = 0.0
         self.scale, self.scaling, self.clean = scale, scale != 1.0, 0
-        self.due: set[str] = set()  # which optimizers have got gradients since they stepped
+        self.due: set[str] = set()  # optimizers with gradients since their last step
         self.uncounted: set[int] = set()  # tied parameters whose norm another rank counts
 
-    def add(self, name: str, parameters: list[nn.Parameter], factory: Callable[[list[nn.Parameter]], Any]) -> None:
+    def add(self, name: str, parameters: list[nn.Parameter], factory: Factory) -> None:
         self.others[name] = (parameters, factory(parameters) if parameters else None)
 
     def optimizers(self) -> dict[str, Any]:
@@ -40,7 +41,7 @@ class Updater:
         return total_norm(counted, device)
 
     def apply(self, norms: Sequence[Tensor] | None) -> bool:
-        """Step what is due. `norms`: of all ranks, where they are known; False if an overflow forbade it."""
+        """Step the optimizers that are due. norms: of all ranks' gradients, where known. False after an overflow."""
         if self.scaling and not self._unscale(norms):
             return False
         if "stage" in self.due and self.optimizer is not None:
@@ -91,8 +92,8 @@ class Updater:
 
 
 def _complete(optimizer: Any) -> None:
-    """A momentum of zero for weights whose first gradient comes later than the others': a tied one's has to come from
-    another rank. torch's fused SGD takes momenta of all weights or of none."""
+    """Zero momentum for weights whose first gradient comes later than the others', as a tied one's from another rank:
+    torch's fused SGD takes momenta of all weights or of none."""
     for group in optimizer.param_groups if isinstance(optimizer, torch.optim.SGD) else ():
         moving = [p for p in group["params"] if p.grad is not None] if group["fused"] and group["momentum"] else []
         known = [optimizer.state[p].get("momentum_buffer") is not None for p in moving]
@@ -105,15 +106,15 @@ def total_norm(parameters: Sequence[nn.Parameter], device: torch.device) -> Tens
     return torch.nn.utils.get_total_norm(gradients) if gradients else torch.zeros((), device=device)
 
 
-def clip_(parameters: Sequence[nn.Parameter], most: float, norm: Tensor) -> None:
-    """On the CPU gradients that are short enough are not multiplied by 1: that is a pass over all of them."""
-    if norm.device.type == "cpu" and norm + 1e-6 <= most:  # torch's own factor is 1 then
+def clip_(parameters: Sequence[nn.Parameter], limit: float, norm: Tensor) -> None:
+    """Saves a pass over all gradients on the CPU where torch would multiply them by 1."""
+    if norm.device.type == "cpu" and norm + 1e-6 <= limit:  # torch's own factor is 1 then
         return
-    torch.nn.utils.clip_grads_with_norm_(parameters, most, norm)
+    torch.nn.utils.clip_grads_with_norm_(parameters, limit, norm)
 
 
 def _over_ranks(norms: Sequence[Tensor], factor: float) -> Tensor:
-    """One norm of the norms of all ranks, in rank order; a single one stays bit for bit as it is."""
+    """The norm over all ranks, summed in rank order; a single one stays bit for bit as it is."""
     if len(norms) == 1:
         return norms[0] * factor if factor != 1.0 else norms[0]
     together: Tensor = torch.linalg.vector_norm(torch.stack([n.to(norms[0].device) for n in norms]))

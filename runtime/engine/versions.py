@@ -1,13 +1,13 @@
-"""Weight stashing: a micro-batch's backward finds the weights that its forward had, however many steps lie between.
+"""Weight stashing: a micro-batch's backward uses the weights of its forward, however many steps lie between.
 
-A version is a tuple of tensors that hold the storages of some parameters at one moment: of a rank's stage where a
-method stashes weights, of an AuxNet as long as a graph of it is kept. The optimizers write into copies while a version
-is kept (`apart`), and for the time of a forward or backward the parameters are given back the storages of their version
-(`put`). So whatever the backward reads is right: a parameter that autograd saved, a view of one, what a custom function
-put aside, and what a recomputed forward looks up in its modules. Between instructions the parameters are the newest
-ones, for the optimizers, for checkpoints and for the user.
+A version is a tuple of tensors with the storages of some parameters at one moment: of a rank's stage where a method
+stashes weights, of an AuxNet as long as a graph of it is kept. Optimizers write into copies while a version is kept
+(`apart`); during a forward or backward the parameters have the storages of their version (`put`). So every read of the
+backward is right: parameters that autograd saved, views of them, tensors that a custom function saved, and parameters
+that a recomputed forward looks up in its modules. Between instructions the parameters are the newest ones, for
+optimizers, checkpoints and the user.
 
-A version that no step has left behind costs nothing; an older one goes with its last micro-batch.
+The newest version costs no memory; an older one is freed with its last micro-batch.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Version = tuple[Tensor, ...]
 
 
 def stash(w: Worker, item: Instruction, slot: int) -> None:
-    """The weights of now are the ones of this micro-batch."""
+    """Keep the current weights for this micro-batch."""
     w.values["W", w.rank, slot] = now(w.trained)
 
 
@@ -36,7 +36,7 @@ def now(parameters: Sequence[nn.Parameter]) -> Version:
 
 @contextlib.contextmanager
 def put(parameters: Sequence[nn.Parameter], version: Version) -> Iterator[None]:
-    """Inside, these parameters are as they were."""
+    """Inside, the parameters have this version's values."""
     newest = now(parameters)
     if all(a.data_ptr() == b.data_ptr() for a, b in zip(newest, version, strict=True)):
         yield
@@ -50,7 +50,7 @@ def put(parameters: Sequence[nn.Parameter], version: Version) -> Iterator[None]:
 
 @contextlib.contextmanager
 def held(w: Worker, slot: int) -> Iterator[None]:
-    """The stage's parameters as they were when the micro-batch's weights were stashed; as they are, where not."""
+    """Inside, the stage's parameters have the micro-batch's stashed version, if there is one."""
     kept: Version | None = w.values.get(("W", w.rank, slot))
     if kept is None:
         yield
@@ -70,10 +70,9 @@ def held(w: Worker, slot: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def apart(w: Worker) -> Iterator[None]:
-    """Inside, optimizers may change the parameters in place: versions that are kept stay what they are.
+    """Inside, optimizers may change the parameters in place without changing kept versions.
 
-    Autograd's count of changes is kept too. It is there to find a saved tensor whose values have been overwritten,
-    and these are not.
+    Autograd's version counters are preserved: they reveal overwritten saved tensors, and these are not overwritten.
     """
     wanted = list(w.updater.parameters) if kept_versions(w) else []
     wanted += [p for k in {k for kind, k, _ in w.values if kind == "aux"} for p in w.aux_trained[k]]
@@ -85,12 +84,12 @@ def apart(w: Worker) -> Iterator[None]:
 
 
 def kept_versions(w: Worker) -> list[Version]:
-    """Of the stage."""
+    """Stashed versions of the stage."""
     return [value for (kind, _, _), value in w.values.items() if kind == "W"]
 
 
 def older_tensors(w: Worker) -> list[Tensor]:
-    """The tensors of kept versions that are not the parameters of now, each once."""
+    """Tensors of kept versions that are not the current parameters, each once."""
     kept = [*kept_versions(w), *(value[1] for (kind, _, _), value in w.values.items() if kind == "aux")]
     newest = {t.data_ptr() for ps in (w.trained, *w.aux_trained.values()) for t in now(ps)}
     return list({t.data_ptr(): t for version in kept for t in version if t.data_ptr() not in newest}.values())

@@ -14,7 +14,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.utils.checkpoint import checkpoint
 
 from lpcompile.core.method import Method
-from lpcompile.core.stage_io import StageIO, TensorSpec, sized
+from lpcompile.core.stage_io import StageIO, TensorSpec
 from lpcompile.runtime.comm.mesh import Mesh
 from lpcompile.runtime.comm.transport import Key, Shapes, Tensors, Transport
 from lpcompile.runtime.engine.batch import MicroBatch
@@ -24,18 +24,18 @@ from lpcompile.runtime.penalty.beta import BetaState
 from lpcompile.runtime.penalty.stores import Store
 
 if TYPE_CHECKING:
-    from lpcompile.runtime.comm.buffer import Replay
+    from lpcompile.runtime.comm.buffer import Buffers
     from lpcompile.runtime.penalty.heads import Head
 
 
 @dataclass(frozen=True)
 class Net:
-    """A module with what it takes and gives: `net(*lams, *inputs)` gives boundary tensors, then model outputs."""
+    """A module and its record: `net(lams, inputs)` gives boundary tensors, then model outputs."""
 
     module: nn.Module
     io: StageIO
-    call: Callable[..., Any] | None = None  # the module in another form: by torch.compile, or with less memory
-    dtype: torch.dtype | None = None  # what it computes in by autocast, where that is its own
+    call: Callable[..., Any] | None = None  # the module in another form: by torch.compile, or in less memory
+    dtype: torch.dtype | None = None  # of an autocast of its own
 
     def __call__(self, lams: Sequence[Tensor], inputs: Sequence[Tensor]) -> Tensors:
         run = self.module if self.call is None else self.call
@@ -46,7 +46,7 @@ class Net:
 
 
 class Worker:
-    """What one rank has. It knows nothing of the others."""
+    """The state of one rank. It knows nothing of the others."""
 
     def __init__(
         self,
@@ -62,26 +62,26 @@ class Worker:
         self.rank, self.K, self.device, self.settings, self.transport = rank, K, device, settings, transport
         self.stage, self.specs, self.loss = stage, specs, loss
         self.auxnets: dict[int, Net] = {}  # by boundary, as kappanets
-        self.aux_trained: dict[int, tuple[nn.Parameter, ...]] = {}  # their parameters that learn
+        self.aux_trained: dict[int, tuple[nn.Parameter, ...]] = {}  # their trainable parameters
         self.kappanets: dict[int, nn.Module] = {}
-        self.head: Head | None = None  # where the stage has a loss of its own
-        self.replay: Replay | None = None
-        self.onward: tuple[int, ...] = ()  # inputs of the model that stages above take, for offers
+        self.head: Head | None = None  # of `dgl`: the stage's own loss
+        self.buffers: Buffers | None = None
+        self.onward: tuple[int, ...] = ()  # model inputs that offers carry for the stages above
         self.differentiable = {k: differentiable(found) for k, found in specs.items()}
         self.values: dict[Key, Any] = {}
         self.batches: dict[int, MicroBatch] = {}
         self.stores: dict[tuple[str, int], Store] = {}
-        self.sizes: dict[tuple[int, int], list[Tensor]] = {}  # |X| by boundary and micro-batch, for a β that follows it
+        self.sizes: dict[tuple[int, int], list[Tensor]] = {}  # |X| by boundary and micro-batch, for a relative β
         self.betas = {k: BetaState(settings.rule(), settings.total_steps) for k in specs}
         self.updater: Updater
         self.method: Method
         self.metrics: dict[str, list[tuple[Tensor, float]]] = {}
         self.trace: list[tuple[str, int, int, float, float]] | None = None
-        self.clock = time.perf_counter  # of the trace
-        self.weigh = False  # whether graphs are weighed in this step
-        self.graph_bytes: dict[int, int] = {}  # of the micro-batches whose graphs are alive
+        self.clock = time.perf_counter  # for the trace
+        self.weigh = False  # whether this step measures the memory of graphs
+        self.graph_bytes: dict[int, int] = {}  # of live graphs, by micro-batch
         self.peak_graph_bytes = 0
-        self.varied: set[tuple[int, str, int]] = set()  # boundary tensors that have been seen to vary over samples
+        self.varied: set[tuple[int, str, int]] = set()  # boundary tensors that once varied over samples
         self.norms_of: dict[int, list[_NormBase]] = {}
         self.waited = 0.0  # seconds of this step
         self.sent = 0  # bytes of this step
@@ -92,12 +92,12 @@ class Worker:
         self.look = False  # whether this step's boundaries are checked for collapse
         self.norms: list[Tensor] | None = None
         self.shares_stage: set[int] = set()  # boundaries whose AuxNet runs on the stage's own weights
-        self.trained: list[nn.Parameter] = []  # all that training changes in the stage, also through another rank
-        self.tied: dict[str, nn.Parameter] = {}  # parameters that other ranks have too
+        self.trained: list[nn.Parameter] = []  # the stage's, also those that another rank steps
+        self.tied: dict[str, nn.Parameter] = {}  # parameters that other ranks share
         self.tied_gradients: dict[str, Tensor] = {}
         self.owners: dict[str, tuple[int, ...]] = {}
         self.mesh: Mesh | None = None  # where there are replicas
-        self.shared = False  # ranks are in one process, tied parameters one tensor
+        self.shared = False  # ranks share this process, and tied parameters are one tensor
         self.random = _random_state(rank) if K > 1 else None
 
     @property
@@ -105,7 +105,7 @@ class Worker:
         return self.rank == self.K - 1
 
     def steps_tied(self, name: str) -> bool:
-        """Whether this rank's optimizer has the tied parameter: each copy has one, and a shared tensor just one."""
+        """Whether this rank's optimizer steps the tied parameter: each rank its copy, a shared tensor only once."""
         return not self.shared or self.rank == self.owners[name][0]
 
     def learning_rate(self, given: float | None) -> float:
@@ -122,22 +122,22 @@ class Worker:
         return self.batches[slot].weight / self.settings.accumulate * self.batches[slot].scale
 
     def rescale(self, slot: int) -> float:
-        """From the micro-batch's loss scale to that of now, where gradients are gathered: a power of two."""
+        """Factor from the micro-batch's loss scale to the current one: a power of two."""
         return self.updater.scale / self.batches[slot].scale
 
     def shapes(self, key: Key) -> Shapes:
-        """What a receive needs to know."""
+        """Shapes and dtypes of a message, for its receive buffers."""
         size = self.batches[key[2]].size
-        return tuple((sized(s, size), self.on_wire(s.dtype)) for s in self.carried(key))
+        return tuple((s.at(size), self.on_wire(s.dtype)) for s in self.carried(key))
 
     def carried(self, key: Key) -> tuple[TensorSpec, ...]:
-        """The tensors of a message: all of the boundary's, or those that have gradients."""
+        """Specs of a message: all tensors of the boundary, or those that have gradients."""
         kind, k, _ = key
         specs = self.specs[k]
         return tuple(specs[i] for i in self.differentiable[k]) if kind in ("p", "kappa") else specs
 
     def on_wire(self, dtype: torch.dtype) -> torch.dtype:
-        """What a tensor of this dtype travels as."""
+        """The dtype of such a tensor on the wire."""
         return self.settings.transfer or dtype if dtype == torch.float32 else dtype
 
     def message(self, value: Tensors) -> Tensors:
@@ -152,12 +152,12 @@ class Worker:
         return tuple(tensors[i] for i in self.differentiable[k])
 
     def leaves(self, k: int, tensors: Sequence[Tensor], gradients: bool = True) -> Tensors:
-        """The boundary's tensors as inputs of a stage: cut from what they came from, ready to take gradients."""
+        """The boundary's tensors as inputs of a stage: detached, ready to take gradients."""
         wanted = self.differentiable[k] if gradients else ()
         return tuple(t.detach().requires_grad_() if i in wanted else t.detach() for i, t in enumerate(tensors))
 
     def cast(self, k: int, tensors: Sequence[Tensor]) -> Tensors:
-        """Boundaries travel in the plan's dtypes, whatever autocast made of them."""
+        """Back to the plan's dtypes, whatever autocast chose."""
         return tuple(t if t.dtype == s.dtype else t.to(s.dtype) for t, s in zip(tensors, self.specs[k], strict=True))
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
@@ -198,7 +198,7 @@ class Worker:
 
     @contextlib.contextmanager
     def statistics_kept(self, module: nn.Module) -> Iterator[None]:
-        """A second forward of the same batch leaves running statistics alone: it works on copies of them."""
+        """Inside, forwards update copies of the running statistics: a batch's second forward must not count again."""
         norms = self.norms_of.get(id(module))
         if norms is None:
             norms = self.norms_of[id(module)] = [m for m in module.modules() if isinstance(m, _NormBase)]
@@ -211,6 +211,20 @@ class Worker:
         finally:
             for m, buffers in zip(norms, kept, strict=True):
                 m._buffers.update(buffers)
+
+    def begin_step(self, method: Method, step: int, apply: bool, oldest: int) -> None:
+        """Be ready for a step; micro-batches before `oldest` are over."""
+        self.method, self.step, self.apply, self.norms = method, step, apply, None
+        self.look = step % self.settings.check_every == 0
+        for old in [n for n in self.batches if n < oldest]:
+            del self.batches[old]
+
+    def come_to_rest(self) -> None:
+        """Nothing is in flight: drop what is left of micro-batches and of the step's figures."""
+        self.values.clear()
+        self.batches.clear()
+        self.metrics.clear()
+        self.waited, self.sent = 0.0, 0
 
     def note(self, name: str, value: Tensor, weight: float) -> None:
         self.metrics.setdefault(name, []).append((value, weight))
@@ -226,7 +240,7 @@ class Worker:
 
     @contextlib.contextmanager
     def own_random(self) -> Iterator[None]:
-        """Draw from this rank's own stream, and leave the user's (from which loaders shuffle) as it was."""
+        """Draw from this rank's own random stream; the user's (from which loaders shuffle) stays as it was."""
         if self.random is None:
             yield
             return
@@ -240,13 +254,13 @@ class Worker:
 
 
 def differentiable(specs: Sequence[TensorSpec]) -> tuple[int, ...]:
-    """Which tensors of a boundary have gradients. Above frozen layers none has, and λ must still learn to be X."""
+    """Tensors of a boundary that have gradients; all floats above frozen layers, where λ must still learn X."""
     found = tuple(i for i, s in enumerate(specs) if s.is_float and s.requires_grad)
     return found or tuple(i for i, s in enumerate(specs) if s.is_float)
 
 
 def _random_state(rank: int) -> list[Tensor]:
-    """The start of a rank's stream: the same whether ranks share a process or not."""
+    """The start of a rank's random stream: the same whether ranks share a process or not."""
     seed = (torch.initial_seed() + 1 + rank) % 2**63
     states = [torch.Generator().manual_seed(seed).get_state()]
     if torch.cuda.is_available():

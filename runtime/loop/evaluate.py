@@ -14,11 +14,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from lpcompile.core.stage_io import StageIO, batch_of, sized
+from lpcompile.core.stage_io import StageIO, batch_of, io_of, own_io, use_mode
 from lpcompile.runtime.comm import handshake
 from lpcompile.runtime.comm.transport import Distributed
 from lpcompile.runtime.engine.batch import to_device
-from lpcompile.runtime.engine.team import structured
+from lpcompile.runtime.engine.outputs import structured
 from lpcompile.runtime.engine.worker import Net
 
 if TYPE_CHECKING:
@@ -60,16 +60,17 @@ def evaluate(
 
 
 def serial(trainer: Engine, training: bool) -> Chain:
-    return [(r, Net(stage, stage._lp_io[training])) for r, stage in enumerate(trainer.program.stages)]
+    return [(r, Net(stage, io_of(stage, training))) for r, stage in enumerate(trainer.program.stages)]
 
 
 def through_auxnets(trainer: Engine, training: bool) -> Chain:
     hosts = trainer._hosts()
     found: Chain = []
     for k, net in trainer.auxnets.items():
-        own = getattr(net.module, "_lp_io", None)
-        stage: StageIO = trainer.program.stages[k - 1]._lp_io[training]
-        io = own[training] if own else StageIO(stage.lams if net.io.lams else (), net.io.inputs, stage.boundary, ())
+        stage = io_of(trainer.program.stages[k - 1], training)
+        io = own_io(net.module, training) or StageIO(
+            stage.lams if net.io.lams else (), net.io.inputs, stage.boundary, ()
+        )
         if not io.lams:
             found.clear()  # it starts from the model's input: nothing before it is needed
         found.append((hosts[k], Net(net.module, io, dtype=net.dtype)))
@@ -82,7 +83,7 @@ def run_chain(trainer: Engine, chain: Chain, x: Any, random: bool = False) -> li
     random: each part draws from its rank's own stream, for forwards in training mode.
     """
     inputs = to_device(trainer.program.flat_inputs(x), trainer.device)
-    specs = tuple(spec for _, spec in trainer.program.captured._lp.signature.inputs)
+    specs = tuple(trainer.program.input_specs)
     size = batch_of(specs, [tuple(t.shape) for t in inputs]) or 0
     lams: Sequence[Tensor] = ()
     here = trainer.rank if isinstance(trainer.transport, Distributed) else None
@@ -91,7 +92,7 @@ def run_chain(trainer: Engine, chain: Chain, x: Any, random: bool = False) -> li
             continue
         before = chain[i - 1][0] if i else rank
         if here is not None and before != rank:
-            lams = [torch.empty(sized(s, size), dtype=s.dtype, device=trainer.device) for s in net.io.lams]
+            lams = [torch.empty(s.at(size), dtype=s.dtype, device=trainer.device) for s in net.io.lams]
             for t in lams:
                 dist.recv(t, trainer.first_rank + before, tag=TAG)
         with trainer.workers[0 if here is not None else rank].own_random() if random else contextlib.nullcontext():
@@ -150,8 +151,7 @@ def evaluating(trainer: Engine) -> Iterator[None]:
         for module, flag in flags:
             module.training = flag
         for root in roots:
-            if hasattr(root, "_lp_use_mode"):
-                root._lp_use_mode(root.training)  # type: ignore[operator]
+            use_mode(root, root.training)
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from lpcompile.core.pipeline_order import PIPELINES, micro_batches
+from lpcompile.core.pipeline_order import checked_micro
 from lpcompile.errors import UsageError
 from lpcompile.runtime.comm import pack
 from lpcompile.runtime.comm.handshake import in_torchrun
@@ -61,9 +61,10 @@ def fit(
     """
     watch = Watch(**{name: options.pop(name) for name in WATCH if name in options})
     request = Request(loss_fn, loader, epochs, test, replicas, options, watch)
-    plan, method = program.plan, options.get("method") or program.plan.method
-    if method in PIPELINES:  # refuse what cannot be cut before processes are started
-        micro_batches(method, plan.K, plan.batch, options.get("micro"), plan.batch_free)
+    plan = program.plan
+    method = get_method(options.get("method") or plan.method)
+    if method.pipeline:  # refuse what cannot be cut before processes are started
+        checked_micro(method, plan.K, plan.batch, options.get("micro"), plan.batch_free)
     world = program.plan.K * replicas
     device = next((p.device for p in program.module.parameters()), torch.device("cpu")).type
     if world == 1 or in_torchrun():

@@ -1,4 +1,8 @@
-"""Training methods by name: each a schedule function and its numerics, in a file of its own."""
+"""Training methods by name. Each is one file: its schedule, its gradients and its traits (`core.method.Method`).
+
+To add a method, write such a file and name it below; planner, simulator, runtime, help texts and tables read the rest.
+May import core only.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +19,16 @@ from lpcompile.runtime.methods.penalty import PENALTY
 from lpcompile.runtime.methods.pipedream import DDG, PIPEDREAM
 from lpcompile.runtime.methods.pipelines import GPIPE, ONE_F_ONE_B, ZERO_BUBBLE
 from lpcompile.runtime.methods.stored import STORED
+from lpcompile.runtime.methods.stream import STREAM
 from lpcompile.runtime.methods.warmup import WARMUP, WARMUP_STORED
 
 EXACT = (BP, GPIPE, ONE_F_ONE_B, ZERO_BUBBLE)
-LATE = (PIPEDREAM, DDG, FR)
+LATE = (STREAM, PIPEDREAM, DDG, FR)
+DEFAULT = MULTIPLIER.name
 METHODS = {m.name: m for m in (*EXACT, *LATE, DGL, DGL_ASYNC, STORED, PENALTY, LAGRANGIAN, MULTIPLIER)}
 HELPERS = {m.name: m for m in (WARMUP, WARMUP_STORED)}
 
-__all__ = ["HELPERS", "METHODS", "Method", "ScheduleOptions", "get_method"]
+__all__ = ["DEFAULT", "HELPERS", "METHODS", "Method", "ScheduleOptions", "get_method"]
 
 
 def get_method(name: str) -> Method:

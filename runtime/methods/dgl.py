@@ -57,5 +57,20 @@ def greedy_slot(b: Builder, slot: int, K: int, up: str) -> None:
     b.do("backward", slot, reads=[("graph", r), *below, ("p", r + 1)])
 
 
-DGL = Method("dgl", schedule, adjoint, heads=True)
-DGL_ASYNC = Method("dgl-async", asynchronous, adjoint, heads=True, replay=True)
+DGL = Method(
+    "dgl",
+    "decoupled greedy learning: a local loss for every stage, no gradient between ranks",
+    schedule,
+    adjoint,
+    heads=True,
+    table_1="××✓✓××✓",
+)
+DGL_ASYNC = Method(
+    "dgl-async",
+    "the same with replay buffers: no rank waits, the result depends on timing",
+    asynchronous,
+    adjoint,
+    heads=True,
+    replay=True,
+    table_1="×✓✓✓×✓✓",
+)

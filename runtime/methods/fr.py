@@ -42,4 +42,12 @@ def schedule(plan: Plan, options: ScheduleOptions) -> Schedule:
     return assemble("fr", plan, options, write)
 
 
-FR = Method("fr", schedule, bp.adjoint, delayed=True)
+FR = Method(
+    "fr",
+    "features replay: late gradients, recomputed with the weights of now; little memory, a second forward",
+    schedule,
+    bp.adjoint,
+    delayed=True,
+    reruns_stage=True,
+    table_1="✓×✓✓×✓×",
+)

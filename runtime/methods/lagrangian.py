@@ -10,7 +10,7 @@ learns the updated κ: the form that the paper left open.
 from __future__ import annotations
 
 from lpcompile.core.method import (
-    Layout,
+    LamRoutes,
     Method,
     ScheduleOptions,
     Tensors,
@@ -20,13 +20,13 @@ from lpcompile.core.method import (
 )
 from lpcompile.core.plan import Plan
 from lpcompile.core.schedule import Schedule
-from lpcompile.runtime.methods.penalty import decoupled_step
+from lpcompile.runtime.methods.penalty import HALF_BUDGET, decoupled_step, halves_of_large_batches
 
 
 def schedule(plan: Plan, options: ScheduleOptions) -> Schedule:
-    layout = Layout(plan.K, hosts_of(plan, options), chain=not options.recursive)
+    routes = LamRoutes(plan.K, hosts_of(plan, options), chain=not options.recursive)
 
-    return assemble("lagrangian", plan, options, lambda b: decoupled_step(b, layout, options, kappa=options.kappa))
+    return assemble("lagrangian", plan, options, lambda b: decoupled_step(b, routes, options, kappa=options.kappa))
 
 
 def adjoint(t: Terms) -> Tensors:
@@ -39,4 +39,15 @@ def correction(t: Terms) -> Tensors:
     return tuple(d + p - kappa for d, p, kappa in zip(t.pull, t.p, t.kappa, strict=True))
 
 
-LAGRANGIAN = Method("lagrangian", schedule, adjoint, correction, aux="auxnet")
+LAGRANGIAN = Method(
+    "lagrangian",
+    "the augmented Lagrangian: `penalty` with multipliers κ, stored per sample or in a network",
+    schedule,
+    adjoint,
+    correction,
+    aux="auxnet",
+    chained=True,
+    kappa=True,
+    aux_budget_consistent=HALF_BUDGET,
+    default_micro=halves_of_large_batches,
+)

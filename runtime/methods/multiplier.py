@@ -20,7 +20,8 @@ With `lockstep` nothing is skewed: backwards wait for each other, as in plain tr
 from __future__ import annotations
 
 from lpcompile.core.method import (
-    Layout,
+    BatchFacts,
+    LamRoutes,
     Method,
     ScheduleOptions,
     Tensors,
@@ -33,67 +34,76 @@ from lpcompile.core.plan import Plan
 from lpcompile.core.schedule import Builder, Schedule
 from lpcompile.runtime.methods.penalty import correct, correction, decoupled_forward
 
+MIN_SAMPLES = 8  # lower limit for the samples of a micro-batch where K > 2; twice as many for K = 2
+
+
+def skew_micro(facts: BatchFacts) -> int | None:
+    """One micro-batch per stage: with fewer of them every gradient would be late by whole steps."""
+    if facts.K == 1 or not facts.free:
+        return 1
+    return max(1, min(facts.K, (facts.batch or 1) // (MIN_SAMPLES if facts.K > 2 else 2 * MIN_SAMPLES)))
+
 
 def schedule(plan: Plan, options: ScheduleOptions) -> Schedule:
-    layout = Layout(plan.K, hosts_of(plan, options), chain=not options.recursive)
+    routes = LamRoutes(plan.K, hosts_of(plan, options), chain=not options.recursive)
 
     def write(b: Builder) -> None:
         for slot in range(options.micro):
             if options.lockstep:
-                lockstep_slot(b, slot, layout)
+                lockstep_slot(b, slot, routes)
             elif b.rank == plan.K - 1:
-                last_rank_slot(b, slot, layout, options)
+                last_rank_slot(b, slot, routes, options)
             else:
-                skewed_slot(b, slot, layout, options)
+                skewed_slot(b, slot, routes, options)
         if options.lockstep:
             finish(b, options)
 
     return assemble("multiplier", plan, options, write)
 
 
-def lockstep_slot(b: Builder, slot: int, layout: Layout) -> None:
-    r, K = b.rank, layout.K
-    above, below = layout.hosts.get(r) == r, layout.hosts.get(r + 1) == r
-    layout.post_lams(b, slot)
+def lockstep_slot(b: Builder, slot: int, routes: LamRoutes) -> None:
+    r, K = b.rank, routes.K
+    above, below = routes.hosts.get(r) == r, routes.hosts.get(r + 1) == r
+    routes.post_lams(b, slot)
     if r < K - 1:
         b.recv("p", r + 1, slot, r + 1)
     if above:
         b.recv("X", r, slot, r - 1)
-    waited = layout.make_lams(b, slot)
-    decoupled_forward(b, slot, layout, waited)
+    waited = routes.make_lams(b, slot)
+    decoupled_forward(b, slot, routes, waited)
     if r < K - 1 and not below:
         b.wait("lam", r + 1, slot)
-    _backward(b, slot, layout)
+    _backward(b, slot, routes)
     if above:
         _correct_above(b, slot)
     if below:
         correct(b, slot, r + 1, "distil")
 
 
-def last_rank_slot(b: Builder, slot: int, layout: Layout, options: ScheduleOptions) -> None:
+def last_rank_slot(b: Builder, slot: int, routes: LamRoutes, options: ScheduleOptions) -> None:
     r = b.rank
-    above = layout.hosts.get(r) == r
-    layout.post_lams(b, slot)
+    above = routes.hosts.get(r) == r
+    routes.post_lams(b, slot)
     if above:
         b.recv("X", r, slot, r - 1)
-    waited = layout.make_lams(b, slot, keep=options.micro > 1)
-    decoupled_forward(b, slot, layout, waited)
-    _backward(b, slot, layout)
+    waited = routes.make_lams(b, slot, keep=options.micro > 1)
+    decoupled_forward(b, slot, routes, waited)
+    _backward(b, slot, routes)
     if above:
-        _correct_above(b, slot - 1, None if options.micro > 1 else layout)
+        _correct_above(b, slot - 1, None if options.micro > 1 else routes)
     if slot == options.micro - 1:
         finish(b, options)
 
 
-def skewed_slot(b: Builder, slot: int, layout: Layout, options: ScheduleOptions) -> None:
+def skewed_slot(b: Builder, slot: int, routes: LamRoutes, options: ScheduleOptions) -> None:
     r = b.rank
-    delay = layout.K - 1 - r
-    above, below = layout.hosts.get(r) == r, layout.hosts[r + 1] == r
-    again = None if options.micro > 1 else layout
+    delay = routes.K - 1 - r
+    above, below = routes.hosts.get(r) == r, routes.hosts[r + 1] == r
+    again = None if options.micro > 1 else routes
 
     def make_lams(slot: int) -> None:
-        layout.post_lams(b, slot)
-        layout.make_lams(b, slot, keep=options.micro > 1)
+        routes.post_lams(b, slot)
+        routes.make_lams(b, slot, keep=options.micro > 1)
 
     b.recv("p", r + 1, slot + 1 - delay, r + 1)  # rank r+1 makes it in this slot, it is used in the next
     if above:
@@ -102,7 +112,7 @@ def skewed_slot(b: Builder, slot: int, layout: Layout, options: ScheduleOptions)
         make_lams(0)
     if not below:
         b.wait("lam", r + 1, slot - delay)
-    _backward(b, slot - delay, layout)
+    _backward(b, slot - delay, routes)
     if below:
         correct(b, slot - delay, r + 1, "distil", again=again)
     if above:
@@ -111,12 +121,12 @@ def skewed_slot(b: Builder, slot: int, layout: Layout, options: ScheduleOptions)
         finish(b, options)
     else:
         make_lams(slot + 1)
-    there = {r} if layout.chain and below else set()  # waited for when it went into the AuxNet
-    decoupled_forward(b, slot - delay + 1, layout, there)
+    there = {r} if routes.chain and below else set()  # waited for when it went into the AuxNet
+    decoupled_forward(b, slot - delay + 1, routes, there)
 
 
-def _backward(b: Builder, slot: int, layout: Layout) -> None:
-    r, K = b.rank, layout.K
+def _backward(b: Builder, slot: int, routes: LamRoutes) -> None:
+    r, K = b.rank, routes.K
     reads = [("graph", r), *([("lam", r)] if r > 0 else [])]
     if r < K - 1:
         b.do("penalize", slot, r + 1, [("lam", r + 1), ("X", r + 1)], [("d", r + 1)])
@@ -127,7 +137,7 @@ def _backward(b: Builder, slot: int, layout: Layout) -> None:
         b.send("p", r, slot, r - 1)
 
 
-def _correct_above(b: Builder, slot: int, again: Layout | None = None) -> None:
+def _correct_above(b: Builder, slot: int, again: LamRoutes | None = None) -> None:
     """Rank r makes λ_r and has p_r; X_r has come from below."""
     r = b.rank
     b.wait("X", r, slot)
@@ -140,4 +150,14 @@ def adjoint(t: Terms) -> Tensors:
     return tuple(p - d for d, p in zip(t.d, t.p, strict=True))
 
 
-MULTIPLIER = Method("multiplier", schedule, adjoint, correction, aux="auxnet", beta="relative")
+MULTIPLIER = Method(
+    "multiplier",
+    "the augmented Lagrangian with κ at its optimum: the loss's own gradient, taken at λ; needs AuxNets that follow X",
+    schedule,
+    adjoint,
+    correction,
+    aux="auxnet",
+    beta="relative",
+    default_micro=skew_micro,
+    reruns_auxnets=True,
+)

@@ -34,7 +34,7 @@ so there are two versions of the weights, and the same delay of one step on all 
 
 from __future__ import annotations
 
-from lpcompile.core.method import Method, ScheduleOptions, assemble, finish
+from lpcompile.core.method import BatchFacts, Method, ScheduleOptions, assemble, finish
 from lpcompile.core.plan import Plan
 from lpcompile.core.schedule import Builder, Schedule
 from lpcompile.errors import UsageError
@@ -102,5 +102,25 @@ def post(b: Builder, slot: int, K: int) -> None:
         b.recv("p", r + 1, slot + 1 - delay, r + 1)
 
 
-PIPEDREAM = Method("pipedream", schedule, bp.adjoint, delayed=True)
-DDG = Method("ddg", ddg_schedule, bp.adjoint, delayed=True)
+def double_buffer_micro(facts: BatchFacts) -> int | None:
+    """One micro-batch per stage for double-buffered weights, else the whole batch."""
+    return facts.K if facts.stash == "2bw" else 1
+
+
+PIPEDREAM = Method(
+    "pipedream",
+    "plain training's gradients, up to K-1 steps late, with stashed weights; no bubble",
+    schedule,
+    bp.adjoint,
+    delayed=True,
+    default_micro=double_buffer_micro,
+    table_1="✓××××××",
+)
+DDG = Method(
+    "ddg",
+    "delayed gradients (decoupled parallel backpropagation): the same recursion as `pipedream`",
+    ddg_schedule,
+    bp.adjoint,
+    delayed=True,
+    table_1="✓×✓✓×✓×",
+)

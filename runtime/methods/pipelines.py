@@ -10,23 +10,23 @@ steps are not those of training on whole batches.
 
 from __future__ import annotations
 
-from functools import partial
+from typing import Any
 
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from lpcompile.core.method import Method, ScheduleOptions, assemble, finish
-from lpcompile.core.pipeline_order import FORWARD, INPUT, PIPELINES, WEIGHT, order
+from lpcompile.core.method import BatchFacts, Method, ScheduleOptions, assemble, finish
+from lpcompile.core.pipeline_order import FORWARD, INPUT, WEIGHT, default_micro, order
 from lpcompile.core.plan import Plan
 from lpcompile.core.schedule import Builder, Schedule
 from lpcompile.runtime.methods import bp
 
 
-def schedule(name: str, plan: Plan, options: ScheduleOptions) -> Schedule:
-    """torch's table with its messages. A tensor's receive is posted one micro-batch ahead of its use, so that no rank
-    has to wait for another one to take what it sends."""
+def schedule(method: Method, plan: Plan, options: ScheduleOptions) -> Schedule:
+    """torch's table with its messages. A receive is posted one micro-batch ahead of its use, so that no send waits for
+    its receiver."""
     K, M = plan.K, options.micro
-    lines = order(name, K, M)
+    lines = order(method, K, M)
 
     def write(b: Builder) -> None:
         post_X(b, 0, M)
@@ -45,7 +45,7 @@ def schedule(name: str, plan: Plan, options: ScheduleOptions) -> Schedule:
                 bp.backward(b, slot, K)
         finish(b, options)
 
-    return assemble(name, plan, options, write)
+    return assemble(method.name, plan, options, write)
 
 
 def post_X(b: Builder, slot: int, M: int) -> None:
@@ -71,16 +71,54 @@ def needed(r: int, K: int) -> list[tuple[str, int]]:
     return [("graph", r), ("X", r), *([("p", r + 1)] if r < K - 1 else [])]
 
 
-def about_batch_norm(method: str, module: nn.Module, micro: int, batch: int | None) -> str:
-    """What a user must know who compares with training on whole batches; nothing where there is nothing to say."""
+def about_batch_norm(method: Method, module: nn.Module, micro: int, batch: int | None) -> str:
+    """A warning that BatchNorm sees micro-batches, for a pipeline on a model that has it; else an empty string."""
     count = sum(isinstance(m, _BatchNorm) and m.training for m in module.modules())
-    if method not in PIPELINES or micro == 1 or not count:
+    if not method.pipeline or micro == 1 or not count:
         return ""
     size = f"of {batch // micro} samples" if batch else f"(a {micro}th of the batch)"
     return (
-        f"{method}: {count} BatchNorm layers take their statistics over micro-batches {size}, not over whole batches, "
-        f"as with accumulated gradients; use a smaller micro=... where that is too few"
+        f"{method.name}: {count} BatchNorm layers take their statistics over micro-batches {size}, not over whole "
+        f"batches, as with accumulated gradients; use a smaller micro=... where that is too few"
     )
 
 
-GPIPE, ONE_F_ONE_B, ZERO_BUBBLE = (Method(name, partial(schedule, name), bp.adjoint, exact=True) for name in PIPELINES)
+def pipeline(name: str, summary: str, torch_schedule: str, **traits: Any) -> Method:
+    """A method that follows one of torch's schedule classes."""
+
+    def write(plan: Plan, options: ScheduleOptions) -> Schedule:
+        return schedule(made, plan, options)
+
+    def micro(facts: BatchFacts) -> int | None:
+        return default_micro(made, facts.K, facts.batch, facts.free)
+
+    common: dict[str, Any] = {"exact": True, "default_micro": micro, "torch_schedule": torch_schedule}
+    made = Method(name, summary, write, bp.adjoint, **{"bubble": fill_and_drain, **common, **traits})
+    return made
+
+
+def fill_and_drain(K: int, micro: int) -> float:
+    """A pipeline fills and drains: one micro-batch of the other ranks' work."""
+    return 1 / micro
+
+
+def weight_gradients_fill(K: int, micro: int) -> float:
+    """ZB1P's bubble is a third of that, with forward, input and weight gradients of equal cost (Qi et al. 2023)."""
+    return 1 / micro / 3
+
+
+GPIPE = pipeline("gpipe", "exact pipeline: all forwards, then all backwards", "ScheduleGPipe", table_1="✓××××✓×")
+ONE_F_ONE_B = pipeline(
+    "1f1b",
+    "exact pipeline: forwards and backwards in turn, at most K - r graphs on rank r",
+    "Schedule1F1B",
+    accepts_micro=lambda K, micro: micro >= K,
+)
+ZERO_BUBBLE = pipeline(
+    "zb",
+    "exact pipeline: weight gradients computed apart, in what would be idle time (ZB1P)",
+    "ScheduleInterleavedZeroBubble",
+    accepts_micro=lambda K, micro: micro % max(1, micro // K) == 0,  # whole rounds
+    bubble=weight_gradients_fill,
+    splits_backward=True,
+)

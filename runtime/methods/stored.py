@@ -6,16 +6,25 @@
 
 from __future__ import annotations
 
-from lpcompile.core.method import Layout, Method, ScheduleOptions, assemble, hosts_of
+from lpcompile.core.method import LamRoutes, Method, ScheduleOptions, assemble, hosts_of
 from lpcompile.core.plan import Plan
 from lpcompile.core.schedule import Schedule
 from lpcompile.runtime.methods.penalty import adjoint, correction, decoupled_step
 
 
 def schedule(plan: Plan, options: ScheduleOptions) -> Schedule:
-    layout = Layout(plan.K, hosts_of(plan, options), chain=False)
+    routes = LamRoutes(plan.K, hosts_of(plan, options), chain=False)
 
-    return assemble("penalty-stored", plan, options, lambda b: decoupled_step(b, layout, options, stored=True))
+    return assemble("penalty-stored", plan, options, lambda b: decoupled_step(b, routes, options, stored=True))
 
 
-STORED = Method("penalty-stored", schedule, adjoint, correction, aux="store", indices=True)
+STORED = Method(
+    "penalty-stored",
+    "the paper's baseline: λ of every sample is stored; no augmentation",
+    schedule,
+    adjoint,
+    correction,
+    aux="store",
+    indices=True,
+    first_sight="warmup-stored",
+)

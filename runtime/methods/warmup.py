@@ -7,7 +7,7 @@ alone, so that the violation measured here is the one at the moment of decouplin
 from __future__ import annotations
 
 from lpcompile.core.method import (
-    Layout,
+    LamRoutes,
     Method,
     ScheduleOptions,
     Tensors,
@@ -22,16 +22,16 @@ from lpcompile.runtime.methods import bp
 
 
 def schedule(plan: Plan, options: ScheduleOptions) -> Schedule:
-    layout = Layout(plan.K, hosts_of(plan, options), chain=not options.recursive, stage_input=False)
+    routes = LamRoutes(plan.K, hosts_of(plan, options), chain=not options.recursive, stage_input=False)
 
     def write(b: Builder) -> None:
         for slot in range(options.micro):
-            layout.post_lams(b, slot)
+            routes.post_lams(b, slot)
             bp.post(b, slot, plan.K)
             bp.forward(b, slot, plan.K)
-            layout.make_lams(b, slot)
+            routes.make_lams(b, slot)
             bp.backward(b, slot, plan.K)
-            for k in layout.hosted(b.rank):
+            for k in routes.hosted(b.rank):
                 b.do("penalize", slot, k, [("lam", k), ("X", k)], [("d", k)])
                 b.do("correct", slot, k, [("d", k)], [("g", k)])
                 b.do("distil", slot, k, [("g", k), ("aux", k)])
@@ -60,5 +60,9 @@ def correction(t: Terms) -> Tensors:
     return t.d
 
 
-WARMUP = Method("warmup", schedule, bp.adjoint, correction, aux="auxnet", exact=True)
-WARMUP_STORED = Method("warmup-stored", stored_schedule, bp.adjoint, aux="store", indices=True, exact=True)
+WARMUP = Method(
+    "warmup", "exact steps in which AuxNets learn X", schedule, bp.adjoint, correction, aux="auxnet", exact=True
+)
+WARMUP_STORED = Method(
+    "warmup-stored", "exact steps that store X as λ", stored_schedule, bp.adjoint, aux="store", indices=True, exact=True
+)

@@ -1,1 +1,7 @@
-"""What acts at a boundary: the penalty ψ, its weight β, multipliers κ, stored λ, local heads, the collapse check."""
+"""Mathematics of a boundary between two stages.
+
+psi: the penalty ψ(λ, X) and its gradient. beta: its weight β over time. kappa: the network of the multiplier κ.
+stores: λ or κ by sample. heads: local losses (`dgl`). collapse: the check for constant or infinite values.
+
+psi, beta, kappa, stores and collapse import only core; heads also the worker of `runtime.engine`.
+"""

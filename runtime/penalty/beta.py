@@ -4,7 +4,7 @@
 >>> parse({0: 0.5, 1000: 1.0, 4000: 3.0})         # from these steps on
 >>> exponential(0.5, 3.0, steps=5000)             # smoothly
 >>> adaptive(0.5, target=0.05, most=10.0)         # up while the violation is above the target, down while below
->>> relative(40.0, most=3.0)                      # by what the loss wants of λ
+>>> relative(40.0, most=3.0)                      # by the size of the loss's gradient in λ
 
 Why `relative`: under `multiplier` a stage minimises p·X + β ψ(λ, X), which for the scale-free ψ is a regression of X
 on λ - p |X|²/(2β). Nothing but β keeps that step short, for p is taken at λ and does not see where X goes; to first
@@ -24,11 +24,13 @@ from torch import Tensor
 
 from lpcompile.errors import UsageError
 
-# relative, for K stages: tolerance TOLERANCE / K in units of the loss, at least LEAST, at most MOST K |p||X|
-TOLERANCE, LEAST, MOST = 80.0, 3.0, 1.5
-OUTLIER = 2.0
+# relative, for K stages
+TOLERANCE = 80.0  # divided by K: how far a step may change the loss
+MIN_BETA = 3.0
+MAX_BETA_PER_PULL = 1.5  # times K |p||X|
+MAX_OUTLIER = 2.0  # times the running mean of |p||X|
 # rising, the default of most methods: a small β at first, or λ = X = constant is the easiest way out
-START, END, STEPS = 0.5, 3.0, 2000
+RISING_START, RISING_END, RISING_STEPS = 0.5, 3.0, 2000
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,7 @@ class Beta:
     kind: str
     start: float = 1.0
     end: float = 1.0
-    steps: int = 0  # 0: as long as training lasts, where that is known
+    steps: int = 0  # 0: the length of training, or RISING_STEPS
     table: tuple[tuple[int, float], ...] = ()
     target: float = 0.0
     rate: float = 0.01
@@ -48,13 +50,13 @@ class Beta:
             return self.start
         if self.kind == "steps":
             return next((value for first, value in reversed(self.table) if step >= first), self.table[0][1])
-        share = min(1.0, step / (self.steps or total or STEPS))
+        share = min(1.0, step / (self.steps or total or RISING_STEPS))
         return float(self.start * (self.end / self.start) ** share)
 
 
 @dataclass
 class BetaState:
-    """β of one boundary as training goes on; every rank that needs it sees the same violations in the same order."""
+    """β of one boundary during training; every rank that needs it sees the same violations in the same order."""
 
     rule: Beta
     total: int | None = None
@@ -64,7 +66,7 @@ class BetaState:
         self.now = self.rule.start
 
     def use(self, rule: Beta, total: int | None) -> None:
-        """Go on by another rule; by the same one from where it is."""
+        """Follow this rule; the same one goes on from its current value."""
         if rule != self.rule:
             self.rule, self.now = rule, rule.start
         self.total = total
@@ -84,17 +86,18 @@ class BetaState:
             self.now = min(max(float(self.now) * factor, self.rule.start / 10), self.rule.end)
 
     def felt(self, pull: Tensor) -> None:
-        """|p||X| of a micro-batch: what `relative` follows, as a running mean. Stays on its device.
+        """Add |p||X| of a micro-batch to the running mean that `relative` follows. Stays on its device.
 
-        One micro-batch counts as OUTLIER times the mean at most: a channel of λ that hardly varies for a moment makes p
-        ten thousand times as large (a BatchNorm divides by it), and so would β be, for as long as the mean remembers.
-        Where the mean is so small that β is at its least, from a last layer that starts at zero, it may rise to that.
+        One micro-batch counts as at most MAX_OUTLIER times the mean: a channel of λ that hardly varies for a moment
+        makes p ten thousand times as large (a BatchNorm divides by it), and β with it for as long as the mean
+        remembers. A mean below the one of the smallest β, as after a last layer that starts at zero, counts as that.
         """
         if self.rule.kind != "relative":
             return
         if isinstance(self.now, Tensor):
             least = (self.rule.start * self.rule.target) ** 0.5
-            self.now = torch.lerp(self.now, torch.minimum(pull, OUTLIER * self.now.clamp(min=least)), self.rule.rate)
+            limit = MAX_OUTLIER * self.now.clamp(min=least)
+            self.now = torch.lerp(self.now, torch.minimum(pull, limit), self.rule.rate)
         else:
             self.now = pull
 
@@ -103,29 +106,29 @@ def constant(value: float) -> Beta:
     return Beta("constant", _positive(value))
 
 
-def exponential(start: float = START, end: float = END, steps: int = 0) -> Beta:
+def exponential(start: float = RISING_START, end: float = RISING_END, steps: int = 0) -> Beta:
     return Beta("exponential", _positive(start), _positive(end), steps)
 
 
-def adaptive(start: float = START, *, target: float = 0.05, most: float = 10.0, rate: float = 0.01) -> Beta:
+def adaptive(start: float = RISING_START, *, target: float = 0.05, most: float = 10.0, rate: float = 0.01) -> Beta:
     return Beta("adaptive", _positive(start), _positive(most), target=_positive(target), rate=_positive(rate))
 
 
-def relative(tolerance: float, most: float, *, least: float = LEAST, rate: float = 0.05) -> Beta:
-    """most: β is at most so many times |p||X|; least: the smallest β, also until the first p has come; rate: of the
-    running mean of |p||X|."""
+def relative(tolerance: float, most: float, *, least: float = MIN_BETA, rate: float = 0.05) -> Beta:
+    """most: largest β, as a multiple of |p||X|; least: smallest β, also before the first p; rate: of the running mean
+    of |p||X|."""
     return Beta("relative", _positive(least), _positive(most), target=_positive(tolerance), rate=_positive(rate))
 
 
 def parse(given: Any, default: str = "rising", K: int = 2) -> Beta:
-    """A Beta from what users write; None is the method's own. K: stages, whose errors add up."""
+    """A Beta from a user's option; None is the method's default. K: stages, whose errors add up."""
     given = default if given is None else given
     if isinstance(given, Beta):
         return given
     if given == "rising":
         return exponential()
     if given == "relative":
-        return relative(TOLERANCE / K, MOST * K)
+        return relative(TOLERANCE / K, MAX_BETA_PER_PULL * K)
     if given == "adaptive":
         return adaptive()
     if isinstance(given, Mapping) and given:

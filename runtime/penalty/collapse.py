@@ -1,4 +1,4 @@
-"""Is training still alive? A boundary whose values stop to vary, or are not finite, is named at once."""
+"""The collapse check: names a boundary whose values no longer vary over samples, or are not finite."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lpcompile.errors import TrainingError
 
-LEAST = 1e-5  # variance over samples, as a share of the mean square, below which nothing is told apart any more
+MIN_RELATIVE_VARIANCE = 1e-5  # below it samples cannot be told apart
 REMEDY = {
     "collapse": "let β start smaller (beta={0: 0.1, ...}), weaken the pull on λ (lam_weight=0.5), start consistent or "
     "warm up (warmup=...), or use method='multiplier'",
@@ -20,7 +20,7 @@ REMEDY = {
 
 
 class CollapseWarning(UserWarning):
-    """A boundary collapsed and the policy is to go on."""
+    """A boundary has collapsed and training goes on (collapse="warn")."""
 
 
 def check(
@@ -31,13 +31,13 @@ def check(
     step: int,
     found: dict[str, Sequence[Tensor]],
 ) -> None:
-    """Look at λ and X of one boundary. `varied` remembers what ever varied: a constant that always was one is fine."""
+    """Check λ and X of one boundary. `varied` records the tensors that once varied: a tensor that never did is fine."""
     for name, tensors in found.items():
         for i, tensor in enumerate(tensors):
             spread = relative_variance(tensor)
             if not math.isfinite(spread):
                 fail("stop", f"{name} is not finite", "infinite", rank, boundary, step)
-            elif spread >= LEAST:
+            elif spread >= MIN_RELATIVE_VARIANCE:
                 varied.add((boundary, name, i))
             elif (boundary, name, i) in varied:
                 what = f"{name} is nearly the same for all samples (relative variance {spread:.1e})"

@@ -1,26 +1,25 @@
-"""Heads: a loss of its own for every stage but the last, so that no gradient has to cross a boundary."""
+"""Heads: every stage but the last has its own loss, so that no gradient has to cross a boundary."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from lpcompile.core.compiled import CompiledProgram
 from lpcompile.core.schedule import Instruction
-from lpcompile.core.stage_io import StageIO
+from lpcompile.core.stage_io import StageIO, own_io
 from lpcompile.errors import UsageError
 from lpcompile.runtime.engine.batch import MicroBatch
-from lpcompile.runtime.engine.team import Factory, structured
+from lpcompile.runtime.engine.outputs import structured
+from lpcompile.runtime.engine.update import Factory
 from lpcompile.runtime.engine.worker import Net, Worker
 
-if TYPE_CHECKING:
-    from lpcompile.program import Program
-
-WHY = (
+NOT_OF_A_HEAD = (
     "which the heads of the stages below do not give: it is made before the model's end, and a head leads to its end; "
     "leave it out of the loss, give heads=[...] of your own, or use another method"
 )
@@ -30,12 +29,12 @@ WHY = (
 class Head:
     """The network from X_{k+1} to the model's outputs, and the user's loss on them.
 
-    A loss that is a module is copied for each head, for it may have weights: they learn with the head's.
+    A loss that is a module is copied for each head: it may have weights, which train with the head's.
     """
 
     net: Net
     loss_fn: Callable[[Any, Any], Tensor]
-    output: Callable[[Any], Any]  # from what the network gives to what the loss takes
+    output: Callable[[Any], Any]  # from the network's result to the loss's first argument
 
     @property
     def modules(self) -> tuple[nn.Module, ...]:
@@ -54,9 +53,9 @@ class Head:
 
 
 def head_nets(
-    program: Program, given: Sequence[nn.Module] | None, loss_fn: Callable[[Any, Any], Tensor]
+    program: CompiledProgram, given: Sequence[nn.Module] | None, loss_fn: Callable[[Any, Any], Tensor]
 ) -> dict[int, Head]:
-    """Heads by rank: the program's, or the user's, which take a boundary's tensors and give what the loss takes."""
+    """Heads by rank: the program's, or the user's, from a boundary's tensors to the loss's first argument."""
     modules = given if given is not None else program.heads
     if len(modules) != program.plan.K - 1:
         raise UsageError(
@@ -66,7 +65,7 @@ def head_nets(
     found = {}
     for k, module in enumerate(modules):
         own = copy.deepcopy(loss_fn) if isinstance(loss_fn, nn.Module) else loss_fn
-        io: StageIO | None = getattr(module, "_lp_io", {}).get(True)
+        io = own_io(module)
         if io is None:
             specs = program.plan.boundaries[k].specs
             found[k] = Head(Net(module, StageIO(specs, (), (), ())), own, lambda given: given)
@@ -75,9 +74,9 @@ def head_nets(
     return found
 
 
-def _output_of(program: Program, io: StageIO) -> Callable[[Any], Any]:
+def _output_of(program: CompiledProgram, io: StageIO) -> Callable[[Any], Any]:
     def output(given: Any) -> Any:
-        return structured(program, io, given if isinstance(given, tuple) else (given,), True, WHY)
+        return structured(program, io, given if isinstance(given, tuple) else (given,), True, NOT_OF_A_HEAD)
 
     return output
 

@@ -1,4 +1,4 @@
-"""κ by a network: two pointwise layers over λ's channels, silent at first, so that κ starts at 0."""
+"""κ by a network: two pointwise layers over λ's channels, the last one zero at first, so that κ starts at 0."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ def channel_dim(ndim: int) -> int:
 
 
 def rows(kappa: Tensor) -> int:
-    """How many rows of channels a pointwise network maps with the same weights."""
+    """Number of rows of channels that a pointwise network maps with the same weights."""
     return kappa.numel() // kappa.shape[channel_dim(kappa.dim())]
 
 
 def kappa_net(specs: Sequence[TensorSpec]) -> KappaNet:
-    """A new network, whatever the state of the user's random numbers: all ranks make the same one."""
+    """A new network, independent of the user's random state: all ranks make the same one."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         return KappaNet(specs)

@@ -16,7 +16,7 @@ EPS = 1e-6
 
 
 def value(kind: str, lam: Tensor, X: Tensor) -> Tensor:
-    """ψ as it is defined. Training needs only its gradient; tests compare the two through autograd."""
+    """ψ by its definition. Training needs only its gradient; tests compare the two through autograd."""
     if kind == "scaled":
         return (lam - X).square().mean() / (X.detach().square().mean() + EPS)
     per_sample = (lam - X).reshape(len(X), -1)
@@ -61,7 +61,7 @@ KINDS: dict[str, Callable[[Tensor, Tensor, Tensor, float | Tensor], Tensor]] = {
 
 
 def gradient(kind: str, lam: Tensor, X: Tensor, weight: float | Tensor) -> tuple[Tensor, Tensor]:
-    """weight · ∂ψ/∂λ, and the violation |λ - X|² / |X|², whatever ψ is, for people to compare."""
+    """weight · ∂ψ/∂λ, and the violation |λ - X|² / |X|², a metric that does not depend on ψ."""
     difference = torch.sub(lam, X)
     flat, values = _row(difference), _row(X)
     if X.dtype in (torch.float16, torch.bfloat16):
@@ -72,14 +72,14 @@ def gradient(kind: str, lam: Tensor, X: Tensor, weight: float | Tensor) -> tuple
 
 
 def _row(tensor: Tensor) -> Tensor:
-    """All elements, in the order in which they lie in memory: for sums, which do not care, and without a copy."""
+    """All elements in memory order, without a copy: for sums, which do not depend on it."""
     if tensor.dim() == 4 and not tensor.is_contiguous():
         tensor = tensor.permute(0, 2, 3, 1)
     return tensor.reshape(-1)
 
 
 def per_sample_step(kind: str, X: Tensor) -> float | Tensor:
-    """What turns ½ ∂ψ/∂λ into λ - X: the size of a natural step on λ of single samples."""
+    """Factor from ½ ∂ψ/∂λ to λ - X: the natural step size for λ of single samples."""
     if kind == "scaled":
         return (X.square().mean() + EPS) * X.numel()
     return float(len(X))

@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 class Store:
-    """Rows by sample index; grows as larger indices come. Kept where the rank's tensors are.
+    """Rows by sample index, on the rank's device; grows with the largest index.
 
     >>> store.put(index, tensors); store.take(index)
     """
@@ -17,9 +17,6 @@ class Store:
     def __init__(self) -> None:
         self.rows: tuple[Tensor, ...] = ()
         self.seen = torch.zeros(0, dtype=torch.bool)
-
-    def has(self, index: Tensor) -> bool:
-        return len(self.seen) > int(index.max()) and bool(self.seen[index.to(self.seen.device)].all())
 
     def take(self, index: Tensor) -> tuple[Tensor, ...]:
         return tuple(rows[index.to(rows.device)] for rows in self.rows)

@@ -8,12 +8,11 @@ import inspect
 import re
 import subprocess
 import sys
-from types import SimpleNamespace
 
 import pytest
 
 from lpcompile.bench.run import Request as BenchRequest
-from lpcompile.cli.flags import FLAGS, Parser, option, settle, typed
+from lpcompile.cli.flags import DEFAULT_METHOD, FLAGS, Parser, option, settle, typed
 from lpcompile.cli.main import COMMANDS, build_parser, main
 from lpcompile.compare.run import Request as CompareRequest
 from lpcompile.compile import parallelize
@@ -92,9 +91,16 @@ def test_help_lists_what_the_tables_hold(monkeypatch):
 
 
 def test_train_tells_methods_in_a_line_each(monkeypatch):
-    monkeypatch.setattr(methods, "METHODS", {"bp": SimpleNamespace(summary="one after the other"),
-                                             "own": SimpleNamespace(summary="")})  # fmt: skip
-    assert help_of("train", monkeypatch).endswith("methods:\n  bp              one after the other\n")
+    lines = [f"  {name:<16}{method.summary}" for name, method in methods.METHODS.items()]
+    assert help_of("train", monkeypatch).splitlines()[-len(lines) - 1 :] == ["methods:", *lines]
+
+
+def test_what_help_says_of_methods_is_what_they_are():
+    """Said in words where reading the methods would make every --help wait for torch."""
+    assert methods.DEFAULT == DEFAULT_METHOD
+    small = [name for name, m in methods.METHODS.items() if m.aux_budget_consistent == 0.05]
+    assert sorted(small) == ["lagrangian", "penalty"] and {m.aux_budget for m in methods.METHODS.values()} == {0.1}
+    assert "(default 0.1; penalty and lagrangian with a consistent start 0.05)" in FLAGS["aux_budget"]["help"]
 
 
 @pytest.mark.parametrize("arguments", [[], ["inspect"], ["emit"], ["simulate"], ["compare"], ["zoo"], ["export"]])

@@ -165,5 +165,5 @@ def test_a_plan_is_split_again_for_every_k_from_its_own_units():
     assert (other.K, other.method, len(other.boundaries)) == (4, "penalty", 3)
     assert sum(s.forward for s in other.stages) == pytest.approx(16)
     assert replan(other, 2, "bp").boundaries[0].aux is None
-    with pytest.raises(UsageError, match="unknown method"):
+    with pytest.raises(UsageError, match="there is no method .nothing."):
         replan(plan, 2, "nothing")

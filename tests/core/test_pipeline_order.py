@@ -8,10 +8,25 @@ from torch import nn
 from torch.distributed.pipelining import schedules
 
 from lpcompile.core import pipeline_order
-from lpcompile.core.pipeline_order import PIPELINES, default_micro, exposed, micro_batches, order
+from lpcompile.core.micro_batches import bubble_of
 from lpcompile.errors import UsageError
 from lpcompile.runtime.engine.schedules import default_schedule
+from lpcompile.runtime.methods import METHODS
 from tests.runtime.small import compiled
+
+PIPELINES = [m.name for m in METHODS.values() if m.pipeline]
+
+
+def order(method, K, micro):
+    return pipeline_order.order(METHODS[method], K, micro)
+
+
+def default_micro(method, K, batch, **given):
+    return pipeline_order.default_micro(METHODS[method], K, batch, **given)
+
+
+def checked_micro(method, *given, **named):
+    return pipeline_order.checked_micro(METHODS[method], *given, **named)
 
 
 def words(line):
@@ -45,7 +60,7 @@ def test_what_torchs_schedules_take_is_known():
     for method in PIPELINES:
         for K in range(1, 6):
             for micro in range(1, 13):
-                if pipeline_order._runs(method, K, micro):
+                if METHODS[method].accepts_micro(K, micro):
                     assert len(order(method, K, micro)) == K
                 else:
                     with pytest.raises(UsageError, match=f"cannot run {micro} micro-batches on {K} stages: torch says"):
@@ -56,15 +71,15 @@ def test_numbers_that_cannot_be_are_refused():
     with pytest.raises(
         UsageError, match=r"'1f1b' on 2 stages needs 2 to 8 micro-batches, and a batch of 61 has no such"
     ):
-        micro_batches("1f1b", 2, 61)
+        checked_micro("1f1b", 2, 61)
     with pytest.raises(UsageError, match=r"this model runs at a batch of 8 only"):
-        micro_batches("1f1b", 2, 8, free=False)
+        checked_micro("1f1b", 2, 8, free=False)
     with pytest.raises(UsageError, match=r"micro=2: this model runs at a batch of 8 only.* pass micro=1"):
-        micro_batches("gpipe", 2, 8, 2, free=False)
+        checked_micro("gpipe", 2, 8, 2, free=False)
 
 
 def test_an_older_torch_is_named(monkeypatch):
-    order.cache_clear()
+    pipeline_order.order.cache_clear()
     monkeypatch.delattr(schedules.ScheduleGPipe, "_get_pipeline_order")
     monkeypatch.setattr(schedules.PipelineScheduleSingle, "_get_pipeline_order", lambda self: None)
     monkeypatch.delattr(schedules, "Schedule1F1B")
@@ -86,7 +101,7 @@ def test_the_plan_knows_the_bubble(method, share):
     plan = compiled(model, 2, x, method=method).plan
     assert compiled(model, 2, x, method=method, plan=plan).plan.step == plan.step  # as the other ranks get it
     less, more = sorted(stage.work for stage in plan.stages)
-    assert less > 0 and exposed(method, 2, 8) == share
+    assert less > 0 and bubble_of(METHODS[method], 2, 8) == share
     assert plan.step == pytest.approx(more + share * less, rel=1e-12)
     assert plan.lower_bound == pytest.approx(plan.step, rel=1e-6)
     if method == "bp":

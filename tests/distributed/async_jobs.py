@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from lpcompile.runtime.comm.transport import AHEAD
+from lpcompile.runtime.comm.transport import MAX_SENDS_IN_FLIGHT
 from lpcompile.runtime.loop.loop import Watch, run
 from tests.runtime.small import batches, compiled, norm_mlp, sgd
 
@@ -54,14 +54,14 @@ def one_stands_still(still, call):
 
 def runs_ahead():
     """`dgl`: rank 1 stands still in its first loss until rank 0 is as far ahead as it may be."""
-    data = batches(2 * AHEAD, dtype=torch.float32)
+    data = batches(2 * MAX_SENDS_IN_FLIGHT, dtype=torch.float32)
     program = compiled(norm_mlp(), 2, data[0][0], method="dgl")
     trainer = program.trainer(Still(1, 0), optimizer=sgd)
     held = []
     for i, (x, y) in enumerate(data):
         trainer.step(x, y)
         held.append(sum(map(len, trainer.transport.sending.values())))
-        if i + 1 == AHEAD and trainer.rank == 0:
+        if i + 1 == MAX_SENDS_IN_FLIGHT and trainer.rank == 0:
             store().set("through", "yes")
     return held, trainer.state_dict()
 

@@ -20,7 +20,7 @@ from lpcompile.compare.table import text
 from lpcompile.compare.timeline import batch_of, kind_of, lanes
 from lpcompile.draw.charts import apart, ticks
 from lpcompile.errors import TrainingError, UsageError
-from lpcompile.runtime.engine.peak import Alive
+from lpcompile.runtime.engine.memory import Alive
 from lpcompile.runtime.launch.launch import Interrupted
 from tests.distributed.test_train import NET
 from tests.runtime.small import mlp

@@ -5,8 +5,8 @@ import dataclasses
 import pytest
 
 from lpcompile.core.cost import Profile, UnitCost
-from lpcompile.passes.partition.partition import evaluate
 from lpcompile.planning.fit import smaller
+from lpcompile.planning.partition import evaluate
 
 
 def split(costs, cuts, hosts, shares):

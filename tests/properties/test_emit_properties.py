@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from lpcompile import Program
-from lpcompile.emit import read as load
+from lpcompile import Program, load
 from tests.properties.random_models import Recipe, examples, recipes
 from tests.properties.test_stage_properties import (
     assert_same,

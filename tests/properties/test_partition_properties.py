@@ -16,8 +16,11 @@ from lpcompile.errors import PlanError
 from lpcompile.passes.partition import bound as partition_bound
 from lpcompile.passes.partition import search as partition_search
 from lpcompile.passes.partition.bound import Problem, Relaxation, Window
+from lpcompile.passes.partition.evaluate import Link, Partition
 from lpcompile.passes.partition.options import Pins
-from lpcompile.passes.partition.partition import Link, Partition, _problem, auto_stages, evaluate, partition
+from lpcompile.passes.partition.partition import _problem
+from lpcompile.planning.partition import auto_stages, evaluate, partition
+from lpcompile.runtime.methods import METHODS
 
 # A few round values make ties, zero-cost units and equal messages common.
 MS = st.one_of(st.sampled_from([0.0, 1.0, 2.0, 7.5]), st.floats(0.01, 10))
@@ -190,7 +193,7 @@ def test_the_search_alone_decides_as_brute_force_does(case: tuple[Profile, int, 
     problem = _problem(
         profile,
         K,
-        options["method"],
+        METHODS[options["method"]],
         options["aux_budget"],
         options["aux"],
         options.get("speeds") or [1.0] * K,

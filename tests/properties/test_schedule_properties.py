@@ -355,7 +355,11 @@ def test_two_ranks_that_wait_for_each_other_are_refused():
     wait = next(i for i in first if i.op == "wait")
     first.remove(wait)
     first.insert(next(n for n, i in enumerate(first) if i.op == "send"), wait)
-    with pytest.raises(ScheduleError, match="rank 0, instruction .* waits in a circle: the ranks would hang"):
+    with pytest.raises(
+        ScheduleError,
+        match=r"rank 0, instruction .* waits in a circle: the ranks would hang. The circle: .*rank 0, "
+        r"instruction \d+ \(wait p1\) waits for rank 1, instruction \d+ \(send p1 to 0\)",
+    ):
         verify(replace(schedule, ranks=(tuple(first), tuple(second))))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lpcompile.core.cost import Profile, UnitCost
 from lpcompile.core.plan import Plan
-from lpcompile.passes.partition.partition import partition
+from lpcompile.planning.partition import partition
 from lpcompile.planning.replan import from_split
 from lpcompile.simulate.device_spec import DeviceSpec, LinkSpec
 

@@ -10,7 +10,7 @@ import pytest
 from lpcompile.cli.main import main
 from lpcompile.core.cost import Profile
 from lpcompile.core.plan import Plan
-from lpcompile.passes.partition.partition import partition
+from lpcompile.planning.partition import partition
 from lpcompile.planning.replan import from_split, moved
 from lpcompile.runtime.methods import METHODS
 from lpcompile.simulate.device_spec import NOMINAL

@@ -203,7 +203,7 @@ def test_a_program_that_is_refused_leaves_the_weights_alone(monkeypatch: pytest.
     def refuse(*_: Any) -> str:
         raise lpcompile.GateError("no")
 
-    monkeypatch.setattr("lpcompile.compile.run_gate", refuse)
+    monkeypatch.setattr("lpcompile.planning.pipeline.run_gate", refuse)
     torch.manual_seed(0)
     model = Stack(MAKERS["linear"])
     before = {n: p.detach().clone() for n, p in model.named_parameters()}

@@ -12,8 +12,10 @@ import pytest
 
 from lpcompile.core.cost import Profile, UnitCost
 from lpcompile.errors import PlanError, UsageError
-from lpcompile.passes.partition.options import METHODS, Pins
-from lpcompile.passes.partition.partition import Link, auto_stages, evaluate, partition
+from lpcompile.passes.partition.evaluate import Link
+from lpcompile.passes.partition.options import Pins
+from lpcompile.planning.partition import auto_stages, evaluate, partition
+from lpcompile.runtime.methods import METHODS
 
 
 def profile_of(
@@ -137,7 +139,7 @@ def test_memory_moves_cuts_and_the_error_names_the_limit_that_works() -> None:
         (True, {}, UsageError, r"K=True is no number"),
         (2.0, {}, UsageError, r"K=2.0 is no number"),
         (9, {}, PlanError, r"has 8 units between legal cuts, so at most 8 stages; ask for K<=8"),
-        (2, {"method": "multiplyer"}, UsageError, r"did you mean 'multiplier'\? There are penalty, .*dgl-async"),
+        (2, {"method": "multiplyer"}, UsageError, r"the closest is 'multiplier', all are bp, .*dgl-async"),
         (2, {"aux_budget": 1.5}, UsageError, r"aux_budget=1.5 .* from 0 to 1"),
         (2, {"aux_budget": math.nan}, UsageError, r"aux_budget=nan"),
         (2, {"speeds": [1.0]}, UsageError, r"must be 2 positive numbers"),

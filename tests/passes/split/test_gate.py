@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 import lpcompile
-from lpcompile.compile import run_gate
 from lpcompile.errors import GateError
+from lpcompile.planning.pipeline import run_gate
 
 
 def compiled(model, *inputs):

@@ -150,7 +150,7 @@ def test_inputs_of_later_stages_and_integers_travel_with_x():
     given.zero_()  # the user's tensor, after the step
     assert trainer.workers[0].onward == (1,)
     assert all(torch.equal(t, ids[4:]) for t in seen) and len(seen) == 2
-    kept = trainer.replay.buffers[1].kept[0].entry
+    kept = trainer.buffers.buffers[1].kept[0].entry
     assert torch.equal(kept.inputs[1], ids[4:]) and torch.equal(kept.target, y[4:])
     data = batches(2, dtype=torch.float32)
     _, trainer = setup("dgl-async", 3, Routed(), data[0][0], optimizer=sgd)  # codes cross as integers

@@ -12,15 +12,16 @@ import torch
 import torch.multiprocessing as mp
 import torch.nn.functional as F
 
-from lpcompile.core.pipeline_order import PIPELINES
 from lpcompile.errors import UsageError
-from lpcompile.runtime.engine import split_backward
+from lpcompile.runtime.engine.handlers import stage
 from lpcompile.runtime.methods import METHODS, ScheduleOptions
 from tests.runtime.cases import resnet
 from tests.runtime.methods import torch_engine
 from tests.runtime.methods.torch_engine import Masked, tokens
 from tests.runtime.ranks import free_port
 from tests.runtime.small import Recorder, Routed, Wide, batches, compiled, mlp, norm_mlp, recorded, sgd
+
+PIPELINES = [m.name for m in METHODS.values() if m.pipeline]
 
 
 @pytest.fixture(autouse=True)
@@ -239,11 +240,11 @@ def test_weight_gradients_are_left_for_later(models):
         w, seen = trainer.workers[1], []
 
         def look(worker, item, slot, w=w, seen=seen):
-            split_backward.backward_input(worker, item, slot)
+            stage.backward_input(worker, item, slot)
             if slot == 0:
                 seen.append([p.grad is None for p in w.stage.module.parameters()])
 
-        program_ = trainer._prepared[1]
+        program_ = trainer.prepared[1]
         program_[1] = tuple(replace(op, handler=look) if op.item.op == "backward_input" else op for op in program_[1])
         trainer.step(x, y)
         assert seen and {gone for line in seen for gone in line} == {not together}, name

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.distributed.pipelining import PipelineStage, schedules
 
-from lpcompile.core.pipeline_order import SCHEDULES
+from lpcompile.runtime.methods import METHODS
 from tests.runtime.small import batches, compiled, mlp
 
 MICRO = 4  # a power of two: torch scales the sum of gradients, we scale each loss
@@ -70,7 +70,7 @@ def gradients(rank, K):
         own = [inputs[i] for i in program.stages[rank]._lp_io[True].inputs]
         given = dict(zip(program.plan.stages[rank].inputs, own, strict=True))
         first, later = (own, {}) if rank == 0 else ((), given)
-        for method, name in SCHEDULES.items():
+        for method, name in ((m.name, m.torch_schedule) for m in METHODS.values() if m.pipeline):
             stage = PipelineStage(program.stages[rank], rank, K, torch.device("cpu"))
             engine = getattr(schedules, name)([stage] if method == "zb" else stage, MICRO, loss_fn=F.cross_entropy)
             engine.step(*first, target=y if rank == K - 1 else None, **later)

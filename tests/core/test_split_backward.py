@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from lpcompile.runtime.engine import split_backward
+from lpcompile.core import split_backward
 
 
 class Shared(nn.Module):

@@ -1,29 +1,24 @@
-"""What each instruction does on a worker. Messages are the executor's own; everything else is here."""
+"""Instructions at a boundary: λ, the penalty ψ, the multiplier κ, and what AuxNets and stores learn."""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from lpcompile.core.method import Terms
 from lpcompile.core.schedule import Instruction
-from lpcompile.runtime.comm.buffer import draw, offer
-from lpcompile.runtime.engine import memory, versions
-from lpcompile.runtime.engine.features import features, replay, stage_input
+from lpcompile.runtime.engine import versions
+from lpcompile.runtime.engine.handlers.end_of_step import stash_tied
 from lpcompile.runtime.engine.worker import Worker
 from lpcompile.runtime.penalty import collapse, psi
-from lpcompile.runtime.penalty.heads import head
 from lpcompile.runtime.penalty.kappa import rows
 from lpcompile.runtime.penalty.stores import Store
 
-Handler = Callable[[Worker, Instruction, int], Iterator[None] | None]
-
 
 def aux_forward(w: Worker, item: Instruction, slot: int) -> None:
-    """λ_k = AuxNet_{k-1}(λ_{k-1}); where the schedule says so the graph is kept, and which weights it was made with."""
+    """λ_k = AuxNet_{k-1}(λ_{k-1}). A schedule that writes "aux" keeps the graph, with the version of its weights."""
     k = item.boundary
     keep = any(ref.kind == "aux" for ref in item.writes)
     with torch.set_grad_enabled(keep):
@@ -45,31 +40,13 @@ def with_noise(w: Worker, k: int, lams: tuple[Tensor, ...]) -> tuple[Tensor, ...
 
 
 def recall(w: Worker, item: Instruction, slot: int) -> None:
-    """λ of this micro-batch's samples, as it was last corrected."""
+    """λ of this micro-batch's samples from the store."""
     k = item.boundary
     w.values["lam", k, slot] = with_noise(w, k, w.stores["lam", k].take(index_of(w, slot)))
 
 
-def forward(w: Worker, item: Instruction, slot: int) -> None:
-    """X_{k+1} = stage_k(λ_k), or the loss; the graph is kept where the schedule says so."""
-    if any(ref.kind == "random" for ref in item.writes):
-        return features(w, item, slot)
-    lams = stage_input(w, item, slot)
-    with versions.held(w, slot), memory.weighed(w, slot) if w.weigh else contextlib.nullcontext():
-        found, loss = w.run_stage(lams, slot)
-    leaves = w.pick(w.rank, lams) if lams else ()
-    if loss is not None:
-        batch = w.batches[slot]
-        w.note("loss", loss.detach(), batch.weight)
-        weight = w.weight(slot)
-        w.values["graph", w.rank, slot] = (leaves, loss if weight == 1.0 else loss * weight)
-    else:
-        w.values["graph", w.rank, slot] = (leaves, w.pick(w.rank + 1, found))
-        w.values["X", w.rank + 1, slot] = tuple(t.detach() for t in found)
-
-
 def penalize(w: Worker, item: Instruction, slot: int) -> None:
-    """d = β ∂ψ(λ_k, X_k)/∂λ_k, for the micro-batch's weight; and the violation."""
+    """d = β ∂ψ(λ_k, X_k)/∂λ_k, times the micro-batch's weight; and the violation."""
     k = item.boundary
     lams, Xs = w.pick(k, w.values["lam", k, slot]), w.pick(k, w.values["X", k, slot])
     batch = w.batches[slot]
@@ -86,35 +63,6 @@ def penalize(w: Worker, item: Instruction, slot: int) -> None:
         collapse.check(w.settings.collapse, w.varied, w.rank, k, w.step, {"λ": lams, "X": Xs})
 
 
-def backward(w: Worker, item: Instruction, slot: int) -> None:
-    """The stage's backward from the loss, or from what the method makes of d, p and κ at X_{k+1}."""
-    leaves, ends = w.values["graph", w.rank, slot]
-    factor = w.rescale(slot)
-    with versions.held(w, slot):
-        if w.last and w.method.heads and not ends.requires_grad:
-            pass  # a stage without parameters, and no gradient goes further down
-        elif w.last:
-            ends.backward(None if factor == 1.0 else torch.full_like(ends, factor))
-        else:
-            given = terms(w, item, w.rank + 1, slot)
-            feel(w, w.rank + 1, slot, given)
-            seeds = times(factor, w.method.adjoint(given))
-            pairs = [(end, seed) for end, seed in zip(ends, seeds, strict=True) if end.requires_grad]
-            if pairs:
-                torch.autograd.backward([end for end, _ in pairs], [seed for _, seed in pairs])
-    w.updater.due.add("stage")
-    w.values["graph", w.rank, slot] = None
-    w.graph_bytes.pop(slot, None)
-    stash_tied(w)
-    if item.writes:
-        found = tuple(torch.zeros_like(t) if t.grad is None else t.grad for t in leaves)
-        w.values["p", w.rank, slot] = times(1 / factor, found)
-
-
-def times(factor: float, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    return tuple(tensors) if factor == 1.0 else tuple(t * factor for t in tensors)
-
-
 def terms(w: Worker, item: Instruction, k: int, slot: int) -> Terms:
     read = {ref.kind for ref in item.reads if ref.boundary == k}
     d, p, kappa = (w.values[kind, k, slot] if kind in read else () for kind in ("d", "p", "kappa"))
@@ -122,7 +70,7 @@ def terms(w: Worker, item: Instruction, k: int, slot: int) -> Terms:
 
 
 def feel(w: Worker, k: int, slot: int, given: Terms) -> None:
-    """Let a relative β follow |p||X|: every rank that weighs boundary k sees the same micro-batches in turn."""
+    """Update a relative β by |p||X|. Both ranks of boundary k see the same micro-batches in the same order."""
     sizes = w.sizes.pop((k, slot), [])
     if sizes and given.p:
         pulls = [p.norm() * size for p, size in zip(given.p, sizes, strict=True)]
@@ -153,6 +101,10 @@ def distil(w: Worker, item: Instruction, slot: int) -> None:
             torch.autograd.backward([t for t, _ in pairs], [g for _, g in pairs])
         w.updater.due |= {f"auxnet {k}", "stage"} if k in w.shares_stage else {f"auxnet {k}"}
     stash_tied(w)
+
+
+def times(factor: float, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    return tuple(tensors) if factor == 1.0 else tuple(t * factor for t in tensors)
 
 
 def store(w: Worker, item: Instruction, slot: int) -> None:
@@ -205,86 +157,5 @@ def multiply(w: Worker, item: Instruction, slot: int) -> None:
 
 def index_of(w: Worker, slot: int) -> Tensor:
     index = w.batches[slot].index
-    assert index is not None  # the trainer has asked for it
+    assert index is not None  # checked by phases.schedule_of
     return index
-
-
-def stash_tied(w: Worker) -> None:
-    """Gradients of parameters that other ranks use too are kept apart until all are summed."""
-    for name, parameter in w.tied.items():
-        if parameter.grad is not None:
-            before = w.tied_gradients.get(name)
-            w.tied_gradients[name] = parameter.grad if before is None else before + parameter.grad
-            parameter.grad = None
-
-
-def average(w: Worker, item: Instruction, slot: int) -> None:
-    """Gradients of stage, AuxNets and κ-networks become their means over the replicas, as in DDP."""
-    if w.apply and w.mesh is not None:
-        every = [*w.updater.parameters, *(p for ps, _ in w.updater.others.values() for p in ps)]
-        w.mesh.average([*(p.grad for p in every), *(w.tied_gradients.get(name) for name in sorted(w.tied))])
-
-
-def tied(w: Worker, item: Instruction, slot: int) -> Iterator[None]:
-    """Sum the gradients of tied parameters over their ranks, last stage first as in one backward."""
-    if not w.apply:
-        return
-    for name, parameter in w.tied.items():
-        mine = w.tied_gradients.pop(name, None)
-        ranks = w.owners[name]
-        tensor = torch.zeros_like(parameter) if mine is None else mine
-        found = yield from gather(w, f"tied {name}", ranks, tensor)
-        total = found[-1]
-        for other in reversed(found[:-1]):
-            total = total + other
-        if w.steps_tied(name):
-            parameter.grad = total
-            w.updater.due.add("stage")
-
-
-def norm(w: Worker, item: Instruction, slot: int) -> Iterator[None]:
-    """The norms of all ranks' gradients."""
-    if not w.apply:
-        return
-    w.norms = yield from gather(w, "norm", range(w.K), w.updater.norm(w.device))
-
-
-def step(w: Worker, item: Instruction, slot: int) -> Iterator[None]:
-    """Optimizers step. In one process a tied parameter is one tensor: its other users wait until it is done."""
-    if w.apply:
-        with versions.apart(w):
-            w.updater.apply(w.norms)
-    if w.shared:
-        for name in w.tied:
-            yield from gather(w, f"stepped {name}", w.owners[name], torch.zeros(()))
-
-
-def gather(w: Worker, name: str, ranks: Sequence[int], tensor: Tensor) -> Generator[None, None, list[Tensor]]:
-    found = w.transport.gather(w.rank, name, ranks, tensor)
-    while found is None:
-        yield
-        found = w.transport.gather(w.rank, name, ranks, tensor)
-    return found
-
-
-HANDLERS: dict[str, Handler] = {
-    "aux_forward": aux_forward,
-    "recall": recall,
-    "stash": versions.stash,
-    "forward": forward,
-    "head": head,
-    "offer": offer,
-    "draw": draw,
-    "replay": replay,
-    "penalize": penalize,
-    "kappa": kappa,
-    "backward": backward,
-    "correct": correct,
-    "distil": distil,
-    "store": store,
-    "multiply": multiply,
-    "average": average,
-    "tied": tied,
-    "norm": norm,
-    "step": step,
-}

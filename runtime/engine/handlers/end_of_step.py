@@ -1,0 +1,70 @@
+"""Instructions at the end of a step: gradients are averaged over replicas, summed over ranks, clipped and applied."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from lpcompile.core.schedule import Instruction
+from lpcompile.runtime.engine import versions
+from lpcompile.runtime.engine.worker import Worker
+
+
+def stash_tied(w: Worker) -> None:
+    """Set gradients of tied parameters aside until the ranks sum them."""
+    for name, parameter in w.tied.items():
+        if parameter.grad is not None:
+            before = w.tied_gradients.get(name)
+            w.tied_gradients[name] = parameter.grad if before is None else before + parameter.grad
+            parameter.grad = None
+
+
+def average(w: Worker, item: Instruction, slot: int) -> None:
+    """Average the gradients of stage, AuxNets and κ-networks over the replicas, as DDP does."""
+    if w.apply and w.mesh is not None:
+        every = [*w.updater.parameters, *(p for ps, _ in w.updater.others.values() for p in ps)]
+        w.mesh.average([*(p.grad for p in every), *(w.tied_gradients.get(name) for name in sorted(w.tied))])
+
+
+def tied(w: Worker, item: Instruction, slot: int) -> Iterator[None]:
+    """Sum the gradients of tied parameters over their ranks, last stage first as in a serial backward."""
+    if not w.apply:
+        return
+    for name, parameter in w.tied.items():
+        mine = w.tied_gradients.pop(name, None)
+        ranks = w.owners[name]
+        tensor = torch.zeros_like(parameter) if mine is None else mine
+        found = yield from gather(w, f"tied {name}", ranks, tensor)
+        total = found[-1]
+        for other in reversed(found[:-1]):
+            total = total + other
+        if w.steps_tied(name):
+            parameter.grad = total
+            w.updater.due.add("stage")
+
+
+def norm(w: Worker, item: Instruction, slot: int) -> Iterator[None]:
+    """Exchange the gradient norms of all ranks."""
+    if not w.apply:
+        return
+    w.norms = yield from gather(w, "norm", range(w.K), w.updater.norm(w.device))
+
+
+def step(w: Worker, item: Instruction, slot: int) -> Iterator[None]:
+    """Optimizers step. In one process a tied parameter is one tensor: other ranks wait until it has stepped."""
+    if w.apply:
+        with versions.apart(w):
+            w.updater.apply(w.norms)
+    if w.shared:
+        for name in w.tied:
+            yield from gather(w, f"stepped {name}", w.owners[name], torch.zeros(()))
+
+
+def gather(w: Worker, name: str, ranks: Sequence[int], tensor: Tensor) -> Generator[None, None, list[Tensor]]:
+    found = w.transport.gather(w.rank, name, ranks, tensor)
+    while found is None:
+        yield
+        found = w.transport.gather(w.rank, name, ranks, tensor)
+    return found

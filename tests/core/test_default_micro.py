@@ -1,0 +1,18 @@
+"""Default number of micro-batches per step."""
+
+from __future__ import annotations
+
+import pytest
+
+from lpcompile.core.micro_batches import default_micro
+
+
+@pytest.mark.parametrize(("method", "batch", "K", "micro"), [
+    ("multiplier", 64, 2, 2), ("multiplier", 64, 4, 4), ("multiplier", 16, 4, 2), ("multiplier", 16, 2, 1),
+    ("multiplier", 7, 3, 1),
+    ("penalty", 64, 2, 2), ("penalty", 64, 4, 2), ("penalty", 31, 2, 1), ("lagrangian", 32, 3, 2),
+    ("penalty-stored", 64, 2, 1), ("pipedream", 64, 2, 1), ("multiplier", 64, 1, 1),
+])  # fmt: skip
+def test_how_many_micro_batches_where_nobody_says(method, batch, K, micro):
+    assert default_micro(method, K, batch, saved=2**28) == micro
+    assert default_micro("penalty", K, batch, saved=2**25) == 1
