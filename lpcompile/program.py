@@ -116,19 +116,12 @@ class Program(nn.Module):
         return self._lp_options
 
     def graph(self) -> nx.DiGraph[str]:
-        """The captured graph with stages, units, cuts and costs: see `lpcompile.draw.graph_file.program_graph`."""
-        from lpcompile.draw.graph_file import program_graph
-        from lpcompile.passes.graph.liveness import liveness
-        from lpcompile.passes.split.cuts import cuts
-        from lpcompile.passes.split.units import units
+        """The captured graph with stages, units, cuts and costs: see `lpcompile.passes.split.graph_export`."""
+        from lpcompile.passes.split.graph_export import program_graph
 
-        captured, plan = self.captured, self.plan
-        if not isinstance(captured, Captured):
+        if not isinstance(self.captured, Captured):
             raise UsageError("a program that was loaded from emitted code has no captured graph; compile its model")
-        tied = "replicate" if self._lp_options is None else self._lp_options.tied
-        positions = cuts(captured, max_width=plan.width, tied=tied)
-        live = liveness(captured._lp_graphs[True], captured._lp.model)
-        return program_graph(live, positions, units(captured, positions), plan)
+        return program_graph(self.captured, self.plan, "replicate" if self.how is None else self.how.tied)
 
     def emit(self, directory: str | Path, *, overwrite: bool = False) -> Path:
         """Write the program as Python files, data and weights that run without the compiler; see `lpcompile.load`."""

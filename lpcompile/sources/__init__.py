@@ -5,7 +5,7 @@
 
 Nothing is ever downloaded: all weights are random. `KINDS` is the table of sources, which help texts and errors read;
 `build` builds what a name asks for, `packages`, `hf` and `python` are the loaders, `inputs` makes example inputs.
-torch, torchvision, timm and transformers are imported only when a model is loaded. Imports core, models and zoo.
+torch, torchvision, timm and transformers are imported only when a model is loaded. Imports core and models.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ from lpcompile.errors import UsageError
 from lpcompile.models import REGISTRY
 from lpcompile.sources import BUILT_IN, KINDS, kind_of
 from lpcompile.sources.inputs import InputRequest, Shape, Source, closest, parse_input, random_inputs
+from lpcompile.sources.packages import TORCHVISION_CLASSIFIERS
 from lpcompile.sources.python import call
 
 
@@ -73,9 +74,10 @@ def built_in(name: str, request: InputRequest, model_kwargs: dict[str, object]) 
 
 
 def _unknown(name: str) -> UsageError:
-    from lpcompile.zoo.vision import NAMES
-
-    found = [near if near in REGISTRY else f"torchvision:{near}" for near in closest(name, [*REGISTRY, *NAMES])]
+    found = [
+        near if near in REGISTRY else f"torchvision:{near}"
+        for near in closest(name, [*REGISTRY, *TORCHVISION_CLASSIFIERS])
+    ]
     hint = f"did you mean {', '.join(found)}?" if found else f"the built-in models are {', '.join(REGISTRY)}."
     elsewhere = ", ".join(kind.form for kind in KINDS if kind is not BUILT_IN)
     return UsageError(f"no built-in model {name!r}; {hint} Models from elsewhere are written {elsewhere}")

@@ -7,7 +7,8 @@
 Four suites: `torchvision` (every classification model: `vision`), `timm` (every family: `timm_families`), `hf` (tiny
 configurations of transformers: `language`, from `hf_*`) and `user` (modules as people write them: `user_models`).
 Listing imports none of those packages; building an entry does. `check` compares one model with eager execution, with
-`aux_check` and `emit_check` for AuxNets and emitted code; `run` is the command. Imports compile, emit and draw.
+`aux_check` and `emit_check` for AuxNets and emitted code; `run` is the command.
+Imports the compiler, emit, draw and sources.
 """
 
 from __future__ import annotations
