@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 
 import lpcompile
-from lpcompile.draw.tables import table
+from lpcompile.core.tables import table
 from lpcompile.models import GPT, ResNet, VisionTransformer
 from lpcompile.training.data import loaders
 

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 
 import lpcompile
-from lpcompile.draw.tables import size, table
+from lpcompile.core.tables import size, table
 from lpcompile.models import REGISTRY
 from lpcompile.runtime.launch.launch import keep_freed_memory
 

@@ -11,7 +11,7 @@ import torch
 
 import lpcompile
 from lpcompile import sources
-from lpcompile.draw.tables import table
+from lpcompile.core.tables import table
 from lpcompile.passes.profile.measure import measured_profile
 from lpcompile.passes.split.cuts import cuts
 from lpcompile.passes.split.units import units

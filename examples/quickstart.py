@@ -13,7 +13,7 @@ import torch
 
 import lpcompile
 from lpcompile import sources
-from lpcompile.draw.tables import cut_table, unit_table
+from lpcompile.core.tables import cut_table, unit_table
 from lpcompile.runtime.engine.schedules import default_schedule
 
 name = sys.argv[1] if len(sys.argv) > 1 else "resnet20"

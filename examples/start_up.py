@@ -10,8 +10,10 @@ smallest, to be held against how their numbers of layers and of parameters grow.
 import sys
 
 from lpcompile import sources
-from lpcompile.bench.run import Bench, Request, bench
-from lpcompile.draw.tables import table
+from lpcompile.bench.request import BenchRequest
+from lpcompile.bench.results import Bench
+from lpcompile.bench.run import bench
+from lpcompile.core.tables import table
 
 MODELS = ("resnet20", "resnet32", "resnet56", "resnet110")
 
@@ -19,7 +21,7 @@ MODELS = ("resnet20", "resnet32", "resnet56", "resnet110")
 def measured(name):
     model = sources.load(name, batch=2).model
     layers = sum(1 for m in model.modules() if not any(True for _ in m.children()))
-    found = Bench(Request(name, contenders=("multiplier",), batch=32, steps=4, cost="flops"))
+    found = Bench(BenchRequest(name, contenders=("multiplier",), batch=32, steps=4, cost="flops"))
     bench(found)
     step = found.row("plain").step[0]
     size = {"layers": layers, "parameters": sum(p.numel() for p in model.parameters()), "plain step ms": step}

@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from lpcompile.core import __version__ as __version__
 from lpcompile.errors import CaptureError, EmitError, GateError, InputError, LpError, PlanError, UsageError
 
 if TYPE_CHECKING:
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
     from lpcompile.passes.split.cuts import cuts
     from lpcompile.planning.partition import partition
     from lpcompile.program import Program
-
-__version__ = "0.1.0"
 
 # Imported at first use, so that `import lpcompile` costs next to nothing beside `import torch`.
 _LAZY = {

@@ -214,9 +214,10 @@ class Program(nn.Module):
         self, loss_fn: Callable[[Any, Any], torch.Tensor], loader: Any, epochs: int = 1, **options: Any
     ) -> dict[str, Any]:
         """Train on K processes of this machine and keep the weights: see `lpcompile.runtime.loop.fit.fit`."""
+        from lpcompile.compile import follow
         from lpcompile.runtime.loop.fit import fit
 
-        return fit(self, loss_fn, loader, epochs, **options)
+        return fit(self, loss_fn, loader, epochs, follow=follow, **options)
 
     def __reduce__(self) -> Any:
         raise TypeError("a Program is made, not stored: save program.state_dict(), program.plan or single stages")

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from lpcompile.bench.task import Work
+from lpcompile.bench.work import Work
 
 
 class Contender:
@@ -33,14 +33,14 @@ class Contender:
         raise NotImplementedError
 
     def use(self, micro: int) -> None:
-        """Go on with so many micro-batches a step."""
+        """Set the number of micro-batches per step."""
         raise NotImplementedError
 
     def finish(self) -> None:
-        """Nothing is under way afterwards."""
+        """Complete all that is in flight."""
 
     def held(self) -> int:
-        """Bytes of what stays from step to step: weights, buffers, the optimizer's state."""
+        """Bytes that stay from step to step: weights, buffers, optimizer state."""
         raise NotImplementedError
 
 
@@ -48,10 +48,3 @@ def compiled_module(module: nn.Module) -> nn.Module:
     found: Any = torch.compile(module, dynamic=False)
     assert isinstance(found, nn.Module)
     return found
-
-
-def held_by(model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
-    states = [t for s in optimizer.state.values() for t in s.values()]
-    tensors = [t for t in (*model.parameters(), *model.buffers(), *states) if isinstance(t, torch.Tensor)]
-    locals_ = [t.to_local() if hasattr(t, "to_local") else t for t in tensors]
-    return sum(t.nbytes for t in locals_ if t.device.type != "meta")

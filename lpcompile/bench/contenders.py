@@ -1,7 +1,7 @@
-"""Who runs in a bench: plain training, data parallelism, torch's own pipelines, and every method of ours.
+"""The contenders of a bench: plain training, data parallelism, torch's own pipelines, and every method of ours.
 
 A contender is one rank of one way to train. All are measured by the same loop (`lpcompile.bench.rank`), which asks them
-for a step at a time; what a step did with its time they add to `spent`, in seconds of this thread's CPU.
+for a step at a time; they add the parts of a step to `spent`, in CPU seconds of this thread.
 """
 
 from __future__ import annotations
@@ -16,19 +16,18 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from lpcompile.bench.contender import Contender, compiled_module, held_by
-from lpcompile.bench.task import Task, Work, call, loss, slice_of, work
+from lpcompile.bench.contender import Contender, compiled_module
 from lpcompile.bench.torch_pipeline import Pipeline
-from lpcompile.compare.runners import MADE
-from lpcompile.compare.timeline import kind_of
+from lpcompile.bench.work import Work, WorkSpec, call, loss, slice_of, work
 from lpcompile.compile import parallelize
 from lpcompile.core.pipeline_order import checked_micro
 from lpcompile.core.plan import Plan
+from lpcompile.core.trace import kind_of
 from lpcompile.errors import UsageError
 from lpcompile.passes.graph.untouched import untouched
 from lpcompile.program import Program
-from lpcompile.runtime.engine import memory
 from lpcompile.runtime.methods import METHODS
+from lpcompile.training.measures import bytes_between_steps, bytes_of
 
 PLAIN, THREADS, LIMIT, DDP, FSDP = "plain", "threads", "limit", "ddp", "fsdp"
 TORCH = {f"torch-{m.name}": m.name for m in METHODS.values() if m.pipeline}  # torch's own engine, by our planner's cut
@@ -39,7 +38,7 @@ PARTS = {"forward": "forward", "backward": "backward", "auxiliary": "aux", "step
 
 
 class Plain(Contender):
-    """The loop that everybody writes; around a wrapped model, and on a part of the batch, it is data parallelism."""
+    """A plain training loop; with a wrapped model and a part of the batch, data parallelism."""
 
     buckets = 0  # bytes that DDP keeps for gradients
 
@@ -65,11 +64,11 @@ class Plain(Contender):
             self.optimizer.zero_grad(set_to_none=True)
 
     def held(self) -> int:
-        return self.buckets + held_by(self.model, self.optimizer)
+        return self.buckets + bytes_of(self.model, self.optimizer)
 
 
 class Ours(Contender):
-    """One rank of a method of ours, by the trainer that everybody uses."""
+    """One rank of a method of ours, by the public trainer."""
 
     def __init__(self, given: Work, program: Program, method: str, compiled: bool, transfer: str | None) -> None:
         super().__init__(given)
@@ -97,28 +96,28 @@ class Ours(Contender):
         self.trainer.flush()
 
     def held(self) -> int:
-        return sum(size for name, size in memory.of(self.trainer.workers[0]).items() if name not in MADE)
+        return bytes_between_steps(self.trainer.workers[0])
 
 
-def make(name: str, task: Task, plan: Plan | None) -> Contender:
-    """This rank's part of a contender. `plan`: for those that run on stages."""
-    given = work(task)
+def make(name: str, spec: WorkSpec, plan: Plan | None) -> Contender:
+    """This rank's part of a contender. `plan`: for contenders that run on stages."""
+    given = work(spec)
     if name in (PLAIN, LIMIT):
-        return Plain(given, task.compile)
+        return Plain(given, spec.compile)
     if name == THREADS:
-        torch.set_num_threads(task.K)
-        if task.cores and hasattr(os, "sched_setaffinity"):
-            os.sched_setaffinity(0, task.cores[: task.K])
-        return Plain(given, task.compile)
+        torch.set_num_threads(spec.K)
+        if spec.cores and hasattr(os, "sched_setaffinity"):
+            os.sched_setaffinity(0, spec.cores[: spec.K])
+        return Plain(given, spec.compile)
     rank, world = dist.get_rank(), dist.get_world_size()
     if name == DDP:
-        found = Plain(given, task.compile, lambda _: _ddp(given, task.transfer), (rank, world))
+        found = Plain(given, spec.compile, lambda _: _ddp(given, spec.transfer), (rank, world))
         found.buckets = _nbytes(given.model)
-        found.sent = round(2 * (world - 1) / world * found.buckets / (2 if task.transfer else 1))  # a ring
+        found.sent = round(2 * (world - 1) / world * found.buckets / (2 if spec.transfer else 1))  # a ring
         return found
     if name == FSDP:
         size = _nbytes(given.model)
-        found = Plain(given, task.compile, _fsdp, (rank, world))
+        found = Plain(given, spec.compile, _fsdp, (rank, world))
         for group in found.optimizer.param_groups:
             group["fused"] = False  # torch has no fused SGD for sharded weights
         found.sent = round(3 * (world - 1) / world * size)  # gathered for forward and backward, scattered once
@@ -126,12 +125,12 @@ def make(name: str, task: Task, plan: Plan | None) -> Contender:
     assert plan is not None
     program = parallelize(given.model, plan.K, plan=plan, example_inputs=given.batches[0][0], gate=False)
     if name in TORCH:
-        return Pipeline(given, program, TORCH[name], task.compile)
-    return Ours(given, program, name, task.compile, task.transfer)
+        return Pipeline(given, program, TORCH[name], spec.compile)
+    return Ours(given, program, name, spec.compile, spec.transfer)
 
 
 def _ddp(given: Work, transfer: str | None) -> nn.Module:
-    """Looking for parameters without a gradient takes time in every step, so it does that only where there are some."""
+    """DDP searches for unused parameters in every step, which takes time: only for models that have some."""
     x, y, _ = given.batches[0]
     part = slice_of((x, y), dist.get_rank(), dist.get_world_size())
     with untouched(given.model):
@@ -148,7 +147,7 @@ def _ddp(given: Work, transfer: str | None) -> nn.Module:
 
 
 def _fsdp(model: nn.Module) -> nn.Module:
-    """Every block by itself, as its documentation advises: what stands in a list or a sequence and has parts."""
+    """Shard each block by itself, as the documentation advises: children of lists and sequences that have parts."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
@@ -166,7 +165,7 @@ def _nbytes(model: nn.Module) -> int:
 
 
 def micro_choices(name: str, plan: Plan) -> list[int]:
-    """Micro-batches to try for a contender whose results do not depend on them; none for the others."""
+    """Numbers of micro-batches to try for a contender whose results do not depend on them; none for others."""
     method = METHODS.get(TORCH.get(name, name))
     if method is None or not method.pipeline or not plan.batch_free or not plan.batch:
         return []
@@ -174,5 +173,5 @@ def micro_choices(name: str, plan: Plan) -> list[int]:
     for micro in (plan.K, 2 * plan.K, 4 * plan.K, 8 * plan.K):
         with contextlib.suppress(UsageError):
             found.append(checked_micro(method, plan.K, plan.batch, micro))
-    # a BatchNorm may refuse single samples, and they are nobody's fastest
+    # a BatchNorm may refuse single samples, which are never the fastest
     return [micro for micro in found if plan.batch // micro > 1] or found[:1]

@@ -1,4 +1,4 @@
-"""Ratios that a bench has to reach, in a file:
+"""Gates: ratios that a bench must reach, read from a file:
 
     {"version": 1, "models": {"resnet110": [
         {"contender": "penalty", "value": "rho", "over": "limit", "least": 0.93},
@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from lpcompile.bench.contenders import CONTENDERS, TORCH
-from lpcompile.bench.run import Bench, Row
-from lpcompile.compare.table import markdown
+from lpcompile.bench.results import Bench, BenchRow
+from lpcompile.draw.markdown import markdown
 from lpcompile.errors import UsageError
 
 VERSION = 1
@@ -28,7 +28,7 @@ KEYS = {"contender", "value", "over", "least", "most"}
 
 @dataclass(frozen=True)
 class Rule:
-    """What must hold: contender's value over another one's is at least, or at most, this."""
+    """A bound on a contender's value over another one's: at least, or at most, this."""
 
     contender: str
     value: str
@@ -49,7 +49,7 @@ class Judged:
 
 
 def load(file: Path, model: str) -> tuple[Rule, ...]:
-    """The rules for a model; says where the file is wrong."""
+    """The rules for a model. Errors name the place in the file."""
     try:
         data = json.loads(file.read_text())
     except OSError as error:
@@ -86,7 +86,7 @@ def _is_number(given: Any) -> bool:
 
 
 def judge(found: Bench, rules: tuple[Rule, ...]) -> list[Judged]:
-    """A ratio that could not be measured does not hold."""
+    """Check all rules. A ratio that could not be measured does not hold."""
     judged = []
     for rule in rules:
         one, other = found.row(rule.contender), _other(found, rule.over)
@@ -102,21 +102,21 @@ def judge(found: Bench, rules: tuple[Rule, ...]) -> list[Judged]:
     return judged
 
 
-def _other(found: Bench, name: str) -> Row | None:
+def _other(found: Bench, name: str) -> BenchRow | None:
     if name != "torch":
         return found.row(name)
     rows = [row for row in (found.row(t) for t in TORCH) if row is not None]
     return max(rows, key=lambda row: row.rho or 0.0, default=None)
 
 
-def _ratio(one: Row, other: Row, value: str) -> float | None:
+def _ratio(one: BenchRow, other: BenchRow, value: str) -> float | None:
     if value == "memory":
         return one.peak / other.peak if other.peak else None
     return one.rho / other.rho if one.rho is not None and other.rho else None
 
 
 def needed(rules: tuple[Rule, ...]) -> tuple[str, ...]:
-    """The contenders that rules speak of."""
+    """The contenders that the rules name."""
     names = [n for rule in rules for n in (rule.contender, rule.over)]
     return tuple(dict.fromkeys(n for name in names for n in (tuple(TORCH) if name == "torch" else (name,))))
 

@@ -1,18 +1,18 @@
-"""A bench as one page that needs nothing else: tables, speedups as bars, where the time goes, and simulated scaling."""
+"""A bench as one self-contained page: tables, speedups as bars, the parts of a step, and simulated scaling."""
 
 from __future__ import annotations
 
 from html import escape
 
 from lpcompile.bench.contenders import LIMIT
-from lpcompile.bench.run import Bench, Row
+from lpcompile.bench.results import Bench, BenchRow
 from lpcompile.bench.table import PARTS, called, cells, headers, headline, notes
 from lpcompile.draw import html
 from lpcompile.draw.charts import Bar, Curve, bars, chart
 from lpcompile.draw.figure import Figure, svg
 from lpcompile.draw.html import cell, legend, table
 
-# our parts of a step in the colours that all pages have
+# parts of a step, by the colour classes of all pages
 ROLES = {"forward": "forward", "backward": "backward", "aux": "auxiliary", "optimizer": "step", "transfer": "message",
          "python": "data", "wait": "wait"}  # fmt: skip
 
@@ -28,14 +28,14 @@ def page(found: Bench) -> str:
         headline=escape(headline(found)),
         measured=table(headers(), [_cells(r, found) for r in found.rows]),
         legend=f'{shown}<span><i class="data"></i>Python</span>',
-        charts=svg(speedups(found)) + svg(times(measured, found.request.K)),
+        charts=svg(speedups(found)) + svg(times(measured)),
         start=table(list(found.start), [start]) if start else "",
         scaling=svg(scaling(found)) if found.scaling else "",
         notes="".join(f"<li>{escape(note)}</li>" for note in notes(found)),
     )
 
 
-def _cells(row: Row, found: Bench) -> list[str]:
+def _cells(row: BenchRow, found: Bench) -> list[str]:
     if row.step:
         return [cell(text) for text in cells(row, found)]
     name, why = called(row.name, found.request.K), (row.why or "not measured").splitlines()[0]
@@ -54,8 +54,8 @@ def speedups(found: Bench) -> Figure:
     return bars("speedup", rows, marks, "ρ: plain training's step over this one's")
 
 
-def times(measured: list[Row], K: int) -> Figure:
-    """ms of a step on every rank, by what they were for."""
+def times(measured: list[BenchRow]) -> Figure:
+    """ms of a step on every rank, by part."""
     rows: list[Bar] = []
     for row in measured:
         for rank, seen in enumerate(row.ranks):

@@ -1,6 +1,6 @@
-"""A process of a bench: it builds its part of one contender, and then trains whenever it is told to.
+"""A process of a bench: it builds its part of one contender, and trains when it is its turn.
 
-While it waits for its turn it does nothing at all, and gives back the memory that it does not need.
+Between turns it is idle and returns free memory to the system.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import contextlib
 import ctypes
 import logging
 import os
+import shutil
 import tempfile
 import time
 import warnings
@@ -19,21 +20,21 @@ import torch.distributed as dist
 
 from lpcompile.bench.contender import Contender
 from lpcompile.bench.contenders import Ours, make
-from lpcompile.bench.task import Task
+from lpcompile.bench.work import WorkSpec
 from lpcompile.core.plan import Plan
 from lpcompile.runtime.engine import memory
 from lpcompile.runtime.launch import board
 
-WARM = 1  # steps at the beginning of a block that are not counted: memory is asked for again, ranks get in step
+WARM_UP_STEPS = 1  # of a block, not counted: memory is allocated again, ranks get in step
 
 
-def serve(name: str, task: Task, plan: dict[str, Any] | None, pipes: list[Any]) -> None:
-    """The life of one rank: ready, then block after block, until it is told that this is all."""
+def serve(name: str, spec: WorkSpec, plan: dict[str, Any] | None, pipes: list[Any]) -> None:
+    """The life of one rank: build, then obey commands until `end`."""
     logging.basicConfig(level=logging.ERROR)
     warnings.simplefilter("ignore")
     pipe = pipes[int(os.environ["RANK"])]
     begin = time.perf_counter()
-    contender = make(name, task, Plan.from_json(plan) if plan is not None else None)
+    contender = make(name, spec, Plan.from_json(plan) if plan is not None else None)
     built = time.perf_counter() - begin
     contender.step()
     first = time.perf_counter() - begin - built
@@ -50,17 +51,17 @@ def serve(name: str, task: Task, plan: dict[str, Any] | None, pipes: list[Any]) 
             contender.step()
             pipe.send({})
         elif command == "block":
-            pipe.send(block(contender, value, before, task.device))
+            pipe.send(block(contender, value, before, spec.device))
         elif command == "save":
             assert isinstance(contender, Ours)
             pipe.send(_save(contender))
 
 
 def block(contender: Contender, steps: int, before: int, device: str) -> dict[str, Any]:
-    """So many steps in a row; `ends` has one time more than there are steps, on a clock that all processes share."""
+    """A block of steps. `ends` has the start and the end of each step, on a clock that all processes share."""
     memory.reset_peak()
     _meet()
-    for _ in range(WARM):
+    for _ in range(WARM_UP_STEPS):
         contender.step()
     contender.spent.clear()
     _synchronize(device)
@@ -82,7 +83,7 @@ def block(contender: Contender, steps: int, before: int, device: str) -> dict[st
 
 
 def _save(contender: Ours) -> dict[str, float]:
-    """Seconds to write a checkpoint and to go on from it."""
+    """Seconds to save and to load a checkpoint."""
     folder = [tempfile.mkdtemp() if dist.get_rank() == 0 else ""]
     dist.broadcast_object_list(folder, 0)
     contender.finish()
@@ -93,8 +94,6 @@ def _save(contender: Ours) -> dict[str, float]:
     loaded = time.perf_counter()
     dist.barrier()
     if dist.get_rank() == 0:
-        import shutil
-
         shutil.rmtree(folder[0])
     return {"save": saved - begin, "load": loaded - saved}
 

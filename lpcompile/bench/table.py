@@ -1,18 +1,18 @@
-"""A bench as tables that a person reads (and pastes: they are Markdown), with notes on how to read them."""
+"""A bench as Markdown tables, with notes on how to read them."""
 
 from __future__ import annotations
 
 from lpcompile.bench.contenders import DDP, FSDP, LIMIT, PLAIN, THREADS, TORCH
-from lpcompile.bench.run import Bench, Row
-from lpcompile.compare.table import NONE, SHORT, markdown
-from lpcompile.draw.tables import size
+from lpcompile.bench.results import Bench, BenchRow
+from lpcompile.core.tables import size
+from lpcompile.draw.markdown import NO_VALUE, markdown, shortened
 
 PARTS = ("forward", "backward", "aux", "optimizer", "transfer", "python", "wait")
 SHOWN = {"aux": "AuxNet", "python": "Python"}
 
 
 def text(found: Bench) -> str:
-    """What is there so far."""
+    """The tables and notes of all that has been measured so far."""
     measured = [r for r in found.rows if r.step]
     if not measured:
         return "\n".join(["nothing has been measured", *(f"- {row.name} {row.why}" for row in found.rows if row.why)])
@@ -24,7 +24,7 @@ def text(found: Bench) -> str:
         parts.append(markdown(list(found.start), [[f"{s:.2f}" for s in found.start.values()]]))
     if found.scaling:
         methods = [m for m in found.scaling[-1] if m != "K"] or [m for m in found.scaling[0] if m != "K"]
-        lines = [[str(s["K"]), *(f"{s[m]:.2f}" if m in s else NONE for m in methods)] for s in found.scaling]
+        lines = [[str(s["K"]), *(f"{s[m]:.2f}" if m in s else NO_VALUE for m in methods)] for s in found.scaling]
         costs = "measured costs" if found.request.cost == "measured" else "FLOPs, which are not this machine's times,"
         parts.append(f"ρ for more stages, simulated from {costs} on a machine like this with K cores; the limit is K:")
         parts.append(markdown(["K", *methods], lines))
@@ -59,37 +59,36 @@ def called(name: str, K: int) -> str:
     }.get(name, f"torch {TORCH[name]}" if name in TORCH else name)
 
 
-def cells(row: Row, found: Bench) -> list[str]:
+def cells(row: BenchRow, found: Bench) -> list[str]:
     name = called(row.name, found.request.K)
     if not row.step:
-        first = (row.why or "not measured").splitlines()[0]
-        return [name, first if len(first) <= SHORT else f"{first[:SHORT]}…", *[NONE] * 7]
+        return [name, shortened(row.why or "not measured"), *[NO_VALUE] * 7]
     alone = row.name in (PLAIN, THREADS, LIMIT)
     micro = f", M = {row.micro}" if row.micro > 1 else ""
     middle, low, high = row.step
     return [
         name + micro,
         f"{middle:.1f} ({low:.1f}-{high:.1f})",
-        NONE if row.rho is None else f"{row.rho:.2f}",
-        NONE if row.rho is None else f"{row.rho / found.request.K:.2f}",
-        NONE if row.of_limit is None else f"{row.of_limit:.2f}",
+        NO_VALUE if row.rho is None else f"{row.rho:.2f}",
+        NO_VALUE if row.rho is None else f"{row.rho / found.request.K:.2f}",
+        NO_VALUE if row.of_limit is None else f"{row.of_limit:.2f}",
         f"{row.rate:.0f}",
         " / ".join(size(r["peak"]) for r in row.ranks),
-        NONE if alone else size(sum(r["sent"] for r in row.ranks)),
-        NONE if row.name == THREADS else " / ".join(f"{100 * r['idle']:.0f} %" for r in row.ranks),
+        NO_VALUE if alone else size(sum(r["sent"] for r in row.ranks)),
+        NO_VALUE if row.name == THREADS else " / ".join(f"{100 * r['idle']:.0f} %" for r in row.ranks),
     ]
 
 
-def part_cells(row: Row) -> list[str]:
+def part_cells(row: BenchRow) -> list[str]:
     found = []
     for part in PARTS:
         times = [r["parts"].get(part, 0.0) for r in row.ranks]
-        found.append(" / ".join(f"{t:.1f}" for t in times) if any(t >= 0.05 for t in times) else NONE)
+        found.append(" / ".join(f"{t:.1f}" for t in times) if any(t >= 0.05 for t in times) else NO_VALUE)
     return [row.name, *found]
 
 
 def notes(found: Bench) -> list[str]:
-    """How to read the numbers, as far as it follows from what was asked and found."""
+    """How to read the numbers of this request and result."""
     r, machine = found.request, found.machine
     lines = [
         "ρ: plain training's step over the contender's, medians over the whole run; contenders took turns in short "

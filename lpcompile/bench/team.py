@@ -1,4 +1,4 @@
-"""The processes of one contender, as the bench sees them: started once, then told when it is their turn."""
+"""The processes of one contender: started once, then sent commands."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from typing import Any
 
 from lpcompile.bench.contenders import PLAIN, THREADS
 from lpcompile.bench.rank import serve
-from lpcompile.bench.task import Task
+from lpcompile.bench.work import WorkSpec
 from lpcompile.core.plan import Plan
 from lpcompile.errors import LpError, TrainingError
 from lpcompile.runtime.launch import launch
 
-POLL = 0.2  # seconds between looks whether a contender that has not answered is still there
+POLL = 0.2  # seconds between checks that a contender is still alive
 
 
 class Team:
-    """All ranks of a contender, and whoever supervises them: a failure is raised by the next `ask`."""
+    """All ranks of a contender and the thread that supervises them; `ask` raises their failure."""
 
-    def __init__(self, name: str, task: Task, plan: Plan | None, timeout: float) -> None:
-        self.name, self.world = name, 1 if name in (PLAIN, THREADS) else task.K
+    def __init__(self, name: str, spec: WorkSpec, plan: Plan | None, timeout: float) -> None:
+        self.name, self.world = name, 1 if name in (PLAIN, THREADS) else spec.K
         pairs = [multiprocessing.Pipe() for _ in range(self.world)]
         self.pipes = [mine for mine, _ in pairs]
         self.error: BaseException | None = None
-        given = (name, task, plan.to_json() if plan is not None else None, [theirs for _, theirs in pairs])
+        given = (name, spec, plan.to_json() if plan is not None else None, [theirs for _, theirs in pairs])
 
         def supervise() -> None:
             try:
-                launch.launch(serve, given, world=self.world, K=self.world, device=task.device, timeout=timeout)
+                launch.launch(serve, given, world=self.world, K=self.world, device=spec.device, timeout=timeout)
             except BaseException as error:  # for the thread that asks
                 self.error = error
 
@@ -37,7 +37,7 @@ class Team:
         self.thread.start()
 
     def ask(self, command: str, value: Any = None) -> list[dict[str, Any]]:
-        """Tell all ranks to do something; gives their answers."""
+        """Send a command to all ranks; gives their answers."""
         for pipe in self.pipes:
             pipe.send((command, value))
         return self.answers()
@@ -57,7 +57,7 @@ class Team:
         return TrainingError(f"{self.name} ended: {self.error or 'without a reason'}")
 
     def end(self) -> None:
-        """No process stays."""
+        """End all processes."""
         for pipe in self.pipes:
             with contextlib.suppress(OSError):
                 pipe.send(("end", None))

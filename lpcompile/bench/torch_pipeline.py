@@ -9,12 +9,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from lpcompile.bench.contender import Contender, compiled_module, held_by
-from lpcompile.bench.task import Work, loss
+from lpcompile.bench.contender import Contender, compiled_module
+from lpcompile.bench.work import Work, loss
 from lpcompile.core.memory_format import channels_last, lies_channels_last
 from lpcompile.core.pipeline_order import checked_micro
 from lpcompile.program import Program
 from lpcompile.runtime.methods import get_method
+from lpcompile.training.measures import bytes_of
 
 
 class Pipeline(Contender):
@@ -69,7 +70,7 @@ class Pipeline(Contender):
             self.optimizer.zero_grad(set_to_none=True)
 
     def held(self) -> int:
-        return held_by(self.program.stages[self.rank], self.optimizer)
+        return bytes_of(self.program.stages[self.rank], self.optimizer)
 
 
 class Contiguous(nn.Module):

@@ -63,7 +63,9 @@ def run(arguments: argparse.Namespace) -> int:
     from lpcompile.bench import gate
     from lpcompile.bench.contenders import CONTENDERS
     from lpcompile.bench.page import page
-    from lpcompile.bench.run import Bench, Request, bench, check_model, progress
+    from lpcompile.bench.request import BenchRequest, check_model
+    from lpcompile.bench.results import Bench
+    from lpcompile.bench.run import bench, progress
     from lpcompile.bench.table import text
 
     html, json = (writable(n, getattr(arguments, n)) for n in ("html", "json"))
@@ -74,7 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
     names = CONTENDERS if asked == "all" else tuple(n.strip() for n in asked.split(",") if n.strip())
     contenders = tuple(dict.fromkeys((*names, *gate.needed(rules))))
     quick = QUICK if arguments.quick else {}
-    request = Request(**{**quick, **typed(arguments, Request), "contenders": contenders})
+    request = BenchRequest(**{**quick, **typed(arguments, BenchRequest), "contenders": contenders})
     request.check()
     check_model(request)
     found = Bench(request)

@@ -37,10 +37,13 @@ def add_arguments(parser: Parser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     from lpcompile.compare.page import page
-    from lpcompile.compare.run import Comparison, Request, compare
+    from lpcompile.compare.request import CompareRequest
+    from lpcompile.compare.results import Comparison
+    from lpcompile.compare.run import compare
     from lpcompile.compare.table import text
 
-    found = Comparison(Request(**{**typed(arguments, Request), "methods": method_names(arguments.methods)}))
+    methods = method_names(arguments.methods)
+    found = Comparison(CompareRequest(**{**typed(arguments, CompareRequest), "methods": methods}))
     html, json = (writable(n, getattr(arguments, n)) for n in ("html", "json"))
 
     def keep() -> None:

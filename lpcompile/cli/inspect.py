@@ -73,7 +73,7 @@ def _check(arguments: argparse.Namespace) -> None:
 
 
 def _show_plan(arguments: argparse.Namespace, plan: Plan) -> int:
-    from lpcompile.draw.tables import unit_table
+    from lpcompile.core.tables import unit_table
 
     found = expected(arguments, plan)
     write_report(arguments, None, plan, found)
@@ -84,7 +84,7 @@ def _show_plan(arguments: argparse.Namespace, plan: Plan) -> int:
 
 
 def _show_model(arguments: argparse.Namespace) -> int:
-    from lpcompile.draw.tables import cut_table, unit_table
+    from lpcompile.core.tables import cut_table, unit_table
     from lpcompile.passes.split.cuts import cuts
 
     meta = arguments.cost == "flops"  # counting needs no weights, however large the model

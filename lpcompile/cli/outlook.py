@@ -42,7 +42,7 @@ def check_outlook(arguments: argparse.Namespace) -> None:
 def print_plan(arguments: argparse.Namespace, plan: Plan, found: Outlook | None) -> None:
     """Print the plan and its outlook, as text or as JSON."""
     from lpcompile.simulate.outlook_text import outlook_json, outlook_text
-    from lpcompile.simulate.text import chrome_trace
+    from lpcompile.simulate.step_text import chrome_trace
 
     if arguments.trace is not None and found is not None:
         Path(arguments.trace).write_text(json.dumps(chrome_trace(found.simulation)))

@@ -88,8 +88,8 @@ def plan_for(arguments: argparse.Namespace) -> Plan:
 
 def _scale(arguments: argparse.Namespace, plan: Plan, device: DeviceSpec) -> int:
     from lpcompile.simulate.scaling import fastest, simulated, splits
-    from lpcompile.simulate.scaling_text import report, to_json
-    from lpcompile.simulate.text import chrome_trace
+    from lpcompile.simulate.scaling_text import scaling_json, scaling_text
+    from lpcompile.simulate.step_text import chrome_trace
 
     devices, own = arguments.nodes * device.gpus, arguments.per_device
     file = writable("trace", arguments.trace)
@@ -109,9 +109,9 @@ def _scale(arguments: argparse.Namespace, plan: Plan, device: DeviceSpec) -> int
         assert found is not None
         file.write_text(json.dumps(chrome_trace(found[0])))
     if arguments.json:
-        print(json.dumps(to_json(plan, device, arguments.nodes, strong, weak), indent=1))
+        print(json.dumps(scaling_json(plan, device, arguments.nodes, strong, weak), indent=1))
     else:
-        text = report(plan, device, arguments.nodes, method, PIPELINES, strong, weak)
+        text = scaling_text(plan, device, arguments.nodes, method, PIPELINES, strong, weak)
         show(text, strong=text.splitlines()[-2:])
     return 0
 

@@ -1,4 +1,4 @@
-"""The command `train`. Its flags are fields of `Job`, of the trainer's `Settings` and of `Watch`."""
+"""The command `train`. Its flags are fields of `Job`, of the trainer's `Settings` and of `LoopOptions`."""
 
 from __future__ import annotations
 
@@ -75,13 +75,14 @@ def run(arguments: argparse.Namespace) -> int:
     import torch
 
     from lpcompile.runtime.engine.settings import Settings
-    from lpcompile.runtime.loop.loop import Watch
-    from lpcompile.training.job import Job, train
+    from lpcompile.runtime.loop.options import LoopOptions
+    from lpcompile.training.job import Job
+    from lpcompile.training.train import train
 
     options = typed(arguments, Settings)
     if "transfer" in options:
         options["transfer"] = torch.bfloat16
-    job = Job(**typed(arguments, Job), options=options, watch=Watch(**typed(arguments, Watch)))
+    job = Job(**typed(arguments, Job), options=options, watch=LoopOptions(**typed(arguments, LoopOptions)))
     _check(arguments, job)
     train(job)
     return 0

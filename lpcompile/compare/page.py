@@ -1,4 +1,4 @@
-"""A comparison as one page that needs nothing else: tables, accuracy over time, and timelines drawn from traces."""
+"""A comparison as one self-contained page: tables, accuracy over time, and timelines drawn from traces."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from html import escape
 
 from lpcompile.compare.properties import NAMES
-from lpcompile.compare.run import Comparison, Row
+from lpcompile.compare.results import Comparison, MethodRow
 from lpcompile.compare.table import cells, headers, headline, notes
-from lpcompile.compare.timeline import KINDS, SHOWN
+from lpcompile.compare.timeline import SHOWN
+from lpcompile.core.trace import KINDS
 from lpcompile.draw import html
 from lpcompile.draw.charts import chart, timelines
 from lpcompile.draw.figure import svg
@@ -38,29 +39,29 @@ def page(found: Comparison) -> str:
     )
 
 
-def _about_lanes(rows: Sequence[Row]) -> str:
+def _about_lanes(rows: Sequence[MethodRow]) -> str:
     text = f"""From the middle of the last epoch, numbered 1 to {SHOWN}; what is paler belongs to the batches before and
         after. All on one scale of time. Hover for details."""
     drawn = [r.method for r in rows if any(e["name"].startswith("draw ") for lane in r.timeline for e in lane)]
     return text + (f" Of {', '.join(drawn)} each worker counts what it draws from its buffer." if drawn else "")
 
 
-def _name(row: Row) -> str:
+def _name(row: MethodRow) -> str:
     return "BP on one core" if row.method == "serial" else row.method
 
 
-def _spent(row: Row) -> list[float]:
+def _spent(row: MethodRow) -> list[float]:
     """Seconds of training until the end of each epoch."""
     return [sum(row.seconds[: i + 1]) for i in range(len(row.seconds))]
 
 
-def _cells(row: Row) -> list[str]:
+def _cells(row: MethodRow) -> list[str]:
     if row.seconds:
         return [cell(text) for text in cells(row)]
     return [f"<td>{escape(row.method)}</td>", f'<td class="why" colspan="7">{escape(row.why.splitlines()[0])}</td>']
 
 
-def _marks(rows: Sequence[Row]) -> str:
+def _marks(rows: Sequence[MethodRow]) -> str:
     lines = []
     for row in rows:
         line = [f"<td>{escape(row.method)}</td>"]

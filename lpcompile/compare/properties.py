@@ -1,12 +1,12 @@
-"""The columns of the paper's Table 1, read off a method's schedule by following who needs what of whom.
+"""The columns of the paper's Table 1, derived from the dependencies in a method's schedule.
 
 >>> marks = properties(schedule)
 >>> marks["backward unlocking"].holds, marks["backward unlocking"].why
 (True, "rank 0 goes back through a micro-batch 1 slot after rank 1 did")
 
-All that an instruction reads and writes belongs to one micro-batch, so what it needs of other ranks is a graph over the
-instructions of that micro-batch. Whether two of them fall into the same step is told by their slots: micro-batch
-τ = tM + s is met in step t by an instruction with slot s.
+All that an instruction reads and writes belongs to one micro-batch, so its dependencies are a graph over the
+instructions of that micro-batch. Their slots tell whether two of them fall into the same step: an instruction with slot
+s handles micro-batch τ = tM + s in step t.
 
 - forward unlocking: no rank's forward has to wait for another rank's forward of the same micro-batch (λ takes its
   place, or a buffer that nobody waits for); forward independency: nor does what it reads come from there at all.
@@ -21,9 +21,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from lpcompile.core.plan import BoundaryPlan, Plan
-from lpcompile.core.schedule import STEPWISE, Instruction, Ref, Schedule
+from lpcompile.core.schedule import STEPWISE, Instruction, Ref, Schedule, moment
 
 NAMES = (
     "model solution",
@@ -34,7 +35,7 @@ NAMES = (
     "extra memory",
     "extra network",
 )
-# As printed, in the order of NAMES: for comparison only, nothing is derived from it. "Our Method" is `penalty`.
+# As printed, in the order of NAMES; used for comparison only. "Our Method" is `penalty`.
 PAPER_TABLE_1 = {
     "bp": "✓××××××",
     "pipedream": "✓××××××",
@@ -55,14 +56,14 @@ STORES = {
     "draw": "a buffer of batches that other ranks offered",
 }
 TOLD = {"graph": "graphs", "X": "boundary activations", "lam": "λ"}  # first, of several things that are kept
-BUFFERS = {"draw": "offer"}  # what reads a buffer, and what fills it: nobody waits
+BUFFERS = {"draw": "offer"}  # reader and writer of a replay buffer, for which nobody waits
 
 Node = tuple[int, int]  # rank, position in its list
 
 
 @dataclass(frozen=True)
 class Mark:
-    """One property, and what in the schedule says so."""
+    """One property, and its reason in the schedule."""
 
     holds: bool
     why: str
@@ -81,7 +82,7 @@ def properties(schedule: Schedule) -> dict[str, Mark]:
 
 
 def differences(method: str, marks: dict[str, Mark]) -> list[str]:
-    """Where the schedule says something else than the paper's table, and why."""
+    """Differences from the paper's table, with their reasons."""
     printed = PAPER_TABLE_1.get(method, "")
     return [
         f"{method}, {name}: {mark.sign} here, {sign} in the paper's table: {mark.why}"
@@ -91,13 +92,13 @@ def differences(method: str, marks: dict[str, Mark]) -> list[str]:
 
 
 def bare_plan(K: int, method: str = "bp", batch: int | None = None) -> Plan:
-    """As much of a plan as a schedule depends on: for marks of K stages, whatever model there is."""
+    """The parts of a plan that a schedule depends on, without a model."""
     boundaries = tuple(BoundaryPlan(k, 0, 0, "", "", "", (), (), None) for k in range(1, K))
     return Plan("", K, method, "flops", "", batch, True, 0.0, "", "", 1, (), (), boundaries, 0.0, 0.0, 0.0, 0.0, "")
 
 
 class _Needs:
-    """Which instructions an instruction needs, directly or not, for its own micro-batch."""
+    """Dependencies between the instructions of one micro-batch."""
 
     def __init__(self, schedule: Schedule) -> None:
         self.schedule, self.M = schedule, schedule.micro
@@ -111,7 +112,7 @@ class _Needs:
                 for ref in item.writes if item.op != "recv" else ():
                     self.made[rank, self.key(ref)] = (rank, at)
                 self.filled[item.op, item.boundary, item.slot % self.M].append((rank, at))
-        self.known: dict[tuple[Node, bool], frozenset[Node]] = {}
+        self.graphs = {buffers: self._graph(buffers) for buffers in (False, True)}
 
     def key(self, ref: Ref) -> Ref:
         return Ref(ref.kind, ref.boundary, ref.slot % self.M)
@@ -125,18 +126,23 @@ class _Needs:
                 if item.op in ops:
                     yield (rank, at), item
 
-    def of(self, node: Node, buffers: bool = False) -> frozenset[Node]:
-        """What `node` needs; with `buffers` also what comes through one that nobody waits for."""
-        if (node, buffers) not in self.known:
-            found: set[Node] = set()
-            todo = [node]
-            while todo:
-                for other in self._direct(todo.pop(), buffers):
-                    if other not in found:
-                        found.add(other)
-                        todo.append(other)
-            self.known[node, buffers] = frozenset(found)
-        return self.known[node, buffers]
+    def of(self, node: Node, buffers: bool = False) -> set[Node]:
+        """All that `node` needs; with `buffers` also through a replay buffer, for which nobody waits."""
+        import networkx
+
+        found: set[Node] = networkx.descendants(self.graphs[buffers], node)
+        return found
+
+    def _graph(self, buffers: bool) -> Any:
+        """An edge from each instruction to every one that it needs directly."""
+        import networkx
+
+        graph: Any = networkx.DiGraph()
+        for rank, items in enumerate(self.schedule.ranks):
+            for node in ((rank, at) for at in range(len(items))):
+                graph.add_node(node)
+                graph.add_edges_from((node, other) for other in self._direct(node, buffers))
+        return graph
 
     def _direct(self, node: Node, buffers: bool) -> Iterator[Node]:
         rank, item = node[0], self.item(node)
@@ -232,15 +238,17 @@ def _memory(schedule: Schedule) -> Mark:
 
 
 def _alive(schedule: Schedule) -> Iterator[tuple[int, int, Ref]]:
-    """For each rank and kind of tensor at a boundary: of how many micro-batches it is alive at once, at most."""
+    """For each rank and kind of tensor at a boundary: the largest number of micro-batches alive at once."""
     M = schedule.micro
     for rank, items in enumerate(schedule.ranks):
         length = len(items)
         first: dict[Ref, int] = {}
         last: dict[Ref, int] = {}
         for at, item in enumerate(items):
+            step, position = moment(item, at, M)
+            when = step * length + position
             for ref in (*item.writes, *item.reads) if item.op not in STEPWISE and item.op != "recv" else ():
-                key, when = Ref(ref.kind, ref.boundary, ref.slot % M), -(ref.slot // M) * length + at
+                key = Ref(ref.kind, ref.boundary, ref.slot % M)
                 first[key] = min(first.get(key, when), when)
                 last[key] = max(last.get(key, when), when)
         for kind, boundary in {(k.kind, k.boundary) for k in first}:

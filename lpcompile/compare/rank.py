@@ -1,4 +1,4 @@
-"""What a process of a comparison does: train by one method, or plainly on one core, and take its measure.
+"""A process of a comparison: it trains by one method, or plainly on one core, and measures itself.
 
 An epoch's time is what the slowest rank needs for all its samples, loading them and a skewed method's last backwards
 included, evaluation not. Memory is counted in a few steps after the last evaluation, where counting disturbs nothing.
@@ -17,23 +17,24 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch import nn
 
 from lpcompile import sources
 from lpcompile.compare import timeline
-from lpcompile.compare.runners import Ranks, Runner, Serial
+from lpcompile.compare.runners import MethodRunner, Runner, SerialRunner
 from lpcompile.runtime.engine import memory
 from lpcompile.runtime.launch import board
+from lpcompile.training.build import check_classes, compile_job, image_shape, make_trainer
 from lpcompile.training.data import loaders
-from lpcompile.training.job import Job, _check_classes, _image, _optimizer, _scheduler, compiled
+from lpcompile.training.job import Job
 
-WARM, BLOCK = 2, 20  # steps of a serial block that are not timed, and that are: half an epoch, or at most so many
-PROBE = 3  # steps in which memory is counted, besides those for which a method keeps anything
+WARM_UP_STEPS = 2  # of a serial block, not timed
+MAX_TIMED_STEPS = 20  # of a serial block, which otherwise takes half an epoch
+MEMORY_STEPS = 3  # in which memory is counted, besides those for which a method keeps anything
 
 
 @dataclass(frozen=True)
-class Task:
+class RunSpec:
     """One training run of a comparison. `label` begins its progress lines; `augment` is the same for all runs."""
 
     job: Job
@@ -41,61 +42,54 @@ class Task:
     augment: bool = True
 
 
-def train_method(task: Task) -> dict[str, Any]:
-    """One rank of a method; rank 0 gives what all have seen."""
+def train_method(spec: RunSpec) -> dict[str, Any]:
+    """One rank of a method; rank 0 gives the record of all."""
     logging.basicConfig(level=logging.ERROR)  # the table says what matters of a run
-    job, (model, train, test, classes) = task.job, _start(task)
+    job, (model, train, test, classes) = spec.job, _start(spec)
     x = next(iter(train))[0]
-    program = compiled(job, model, x, None)
-    _check_classes(program, x, classes, job)
-    total = job.epochs * len(train)
-    trainer = program.trainer(
-        F.cross_entropy,
-        optimizer=_optimizer(job),
-        scheduler=_scheduler(job, total),
-        method=job.method,
-        **{"total_steps": total, **job.options},
-    )
-    mine = measure(Ranks(trainer), task, train, test)
+    program = compile_job(job, model, x, None)
+    check_classes(program, x, classes, job)
+    trainer = make_trainer(job, program, job.epochs * len(train))
+    mine = measure(MethodRunner(trainer), spec, train, test)
     everyone: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(everyone, mine, group=trainer.control)
     zeroed = sum(len(b.aux.zeroed) for b in program.plan.boundaries if b.aux is not None)
     return together(everyone, trainer.micro) | {"zeroed": zeroed}
 
 
-def train_serial(task: Task) -> dict[str, Any]:
+def train_serial(spec: RunSpec) -> dict[str, Any]:
     """Plain training on one core."""
-    model, train, test, _ = _start(task)
-    return together([measure(Serial(task.job, model, len(train)), task, train, test)], micro=1)
+    model, train, test, _ = _start(spec)
+    return together([measure(SerialRunner(spec.job, model, len(train)), spec, train, test)], micro=1)
 
 
-def time_serial(task: Task) -> float:
+def time_serial(spec: RunSpec) -> float:
     """Seconds a step of plain training takes now: a block of it between two methods, for their ρ."""
-    model, train, _, _ = _start(task)
-    runner = Serial(task.job, model, len(train))
-    batches = islice(train, WARM + min(BLOCK, max(1, len(train) // 2)))
+    model, train, _, _ = _start(spec)
+    runner = SerialRunner(spec.job, model, len(train))
+    batches = islice(train, WARM_UP_STEPS + min(MAX_TIMED_STEPS, max(1, len(train) // 2)))
     taken, begin = [], time.perf_counter()
     for batch in batches:
         runner.step(batch)
         taken.append(time.perf_counter() - begin)
         begin = time.perf_counter()
-    return statistics.mean(taken[WARM:] or taken)
+    return statistics.mean(taken[WARM_UP_STEPS:] or taken)
 
 
-def _start(task: Task) -> tuple[nn.Module, Any, Any, int]:
+def _start(spec: RunSpec) -> tuple[nn.Module, Any, Any, int]:
     """The same model, samples and order in every run."""
-    job = task.job
+    job = spec.job
     torch.manual_seed(job.seed)
     source = sources.load(job.model, batch=job.batch, input_shape=job.input, seed=job.seed)
-    channels, size = _image(source, job)
+    channels, size = image_shape(source, job)
     train, test, classes = loaders(job.data, channels=channels, size=size, batch=job.batch, seed=job.seed,
-                                   augment=task.augment)  # fmt: skip
+                                   augment=spec.augment)  # fmt: skip
     return source.model, train, test, classes
 
 
-def measure(runner: Runner, task: Task, train: Any, test: Any) -> dict[str, Any]:
-    """Train all epochs; gives what this process saw."""
-    epochs = task.job.epochs
+def measure(runner: Runner, spec: RunSpec, train: Any, test: Any) -> dict[str, Any]:
+    """Train all epochs; gives this process's record."""
+    epochs = spec.job.epochs
     seen: list[dict[str, Any]] = []
     memory.reset_peak()
     for epoch in range(epochs):
@@ -107,7 +101,7 @@ def measure(runner: Runner, task: Task, train: Any, test: Any) -> dict[str, Any]
         with board.away(epoch * len(train), "evaluation"):
             seen[-1]["shown"] = runner.evaluate(test, train if last else None)
         if runner.rank == 0:
-            _tell(task, seen)
+            _tell(spec, seen)
     runner.trace(False)
     return {"epochs": seen, "events": events, "process": memory.process(), "tensors": _tensors(runner, train),
             "middle": middle}  # fmt: skip
@@ -138,7 +132,7 @@ def _epoch(runner: Runner, train: Any, epoch: int) -> dict[str, Any]:
 
 
 def _asked(train: Any) -> Iterator[tuple[Any, float, float]]:
-    """Batches, with when each was asked for and when it was there."""
+    """Batches, with the times at which each was requested and arrived."""
     asked = time.perf_counter()
     for batch in train:
         yield batch, asked, time.perf_counter()
@@ -150,22 +144,22 @@ def _tensors(runner: Runner, train: Any) -> int:
     runner.freeze_rate()
     alive = memory.Alive()
     with alive:
-        for batch in islice(train, runner.keeps + PROBE):
+        for batch in islice(train, runner.keeps + MEMORY_STEPS):
             runner.step(batch)
         fixed = runner.fixed()
         runner.finish()
     return fixed + alive.most
 
 
-def _tell(task: Task, seen: list[dict[str, Any]]) -> None:
+def _tell(spec: RunSpec, seen: list[dict[str, Any]]) -> None:
     now = seen[-1]
     rate, right = now["samples"] / now["seconds"], 100 * now["shown"]["accuracy"]
-    text = f"epoch {len(seen)} of {task.job.epochs}, {rate:.0f} samples/s, test accuracy {right:.1f} %"
-    print(f"{task.label}: {text}", file=sys.stderr, flush=True)
+    text = f"epoch {len(seen)} of {spec.job.epochs}, {rate:.0f} samples/s, test accuracy {right:.1f} %"
+    print(f"{spec.label}: {text}", file=sys.stderr, flush=True)
 
 
 def together(everyone: list[dict[str, Any]], micro: int) -> dict[str, Any]:
-    """One record of what all ranks saw. The first epoch warms up: it counts only where there is no other."""
+    """One record of all ranks. The first epoch warms up: it counts only where there is no other."""
     first = everyone[0]["epochs"]
     ranks = []
     for seen in everyone:

@@ -1,4 +1,4 @@
-"""Two ways to train that a comparison measures alike: a method's rank through the trainer, and the plain loop."""
+"""Runners, which a comparison measures alike: one rank of a method, and the plain loop."""
 
 from __future__ import annotations
 
@@ -10,16 +10,14 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lpcompile.compare.timeline import Event
-from lpcompile.runtime.engine import memory
+from lpcompile.core.trace import Event
 from lpcompile.runtime.engine.trainer import Trainer
-from lpcompile.training.job import Job, _optimizer, _scheduler
-
-MADE = ("gradients", "versions", "activations")  # anew in every step, and counted there
+from lpcompile.training.job import Job
+from lpcompile.training.measures import bytes_between_steps, bytes_of
 
 
 class Runner(Protocol):
-    """What the measuring loop needs. `keeps`: steps for which a method keeps anything; `events`: while tracing."""
+    """What the measuring loop calls. `keeps`: steps for which a method keeps anything; `events`: while tracing."""
 
     rank: int
     keeps: int
@@ -52,7 +50,7 @@ class Runner(Protocol):
         ...
 
 
-class Ranks:
+class MethodRunner:
     """One rank of a method."""
 
     def __init__(self, trainer: Trainer) -> None:
@@ -80,18 +78,18 @@ class Ranks:
         self.trainer.schedulers.clear()
 
     def fixed(self) -> int:
-        return sum(size for name, size in memory.of(self.trainer.workers[0]).items() if name not in MADE)
+        return bytes_between_steps(self.trainer.workers[0])
 
 
-class Serial:
-    """The whole model in one process, by the loop that everybody writes."""
+class SerialRunner:
+    """The whole model in one process, by a plain training loop."""
 
     rank = keeps = 0
 
     def __init__(self, job: Job, model: nn.Module, steps: int) -> None:
         self.model = model.train()
-        self.optimizer = _optimizer(job)(list(model.parameters()))
-        make = _scheduler(job, job.epochs * steps)
+        self.optimizer = job.optimizer_factory()(list(model.parameters()))
+        make = job.scheduler_factory(job.epochs * steps)
         self.scheduler = make(self.optimizer) if make is not None else None
         self.events: list[Event] | None = None
         self.steps = 0
@@ -138,5 +136,4 @@ class Serial:
         self.scheduler = None
 
     def fixed(self) -> int:
-        states = [t for s in self.optimizer.state.values() for t in s.values() if isinstance(t, Tensor)]
-        return sum(t.nbytes for t in (*self.model.parameters(), *self.model.buffers(), *states))
+        return bytes_of(self.model, self.optimizer)

@@ -1,20 +1,20 @@
-"""A comparison as two tables that a person reads (and pastes: they are Markdown), with notes on how to read them."""
+"""A comparison as two Markdown tables, with notes on how to read them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from lpcompile.compare.properties import NAMES, PAPER_TABLE_1, Mark, differences
-from lpcompile.compare.run import LEAST_K, SHARE, Comparison, Row
-from lpcompile.draw.tables import size
+from lpcompile.compare.results import Comparison, MethodRow
+from lpcompile.compare.run import DEFAULT_TARGET_SHARE, MIN_MARKED_STAGES
+from lpcompile.core.tables import size
+from lpcompile.draw.markdown import NO_VALUE, markdown, shortened
 
-NONE = "–"
-LOST = 0.05  # share of the time that a core may work for others before it is told
-SHORT = 72  # characters of a reason that stand in the table
+MAX_UNTOLD_LOSS = 0.05  # share of the time that a core may work for others without a note
 
 
 def text(found: Comparison) -> str:
-    """What is there so far."""
+    """The tables and notes of all that has been measured so far."""
     rows = [r for r in (found.serial, *found.rows) if r is not None]
     if not rows:
         return "nothing has been measured"
@@ -39,10 +39,9 @@ def headers(found: Comparison) -> list[str]:
             "peak memory of ranks", "sent a step", "idle of ranks"]  # fmt: skip
 
 
-def cells(row: Row) -> list[str]:
+def cells(row: MethodRow) -> list[str]:
     if not row.seconds:
-        first = row.why.splitlines()[0]
-        return [row.method, first if len(first) <= SHORT else f"{first[:SHORT]}…", *[NONE] * 6]
+        return [row.method, shortened(row.why), *[NO_VALUE] * 6]
     again = f" ({percent(row.recalibrated)})" if row.recalibrated is not None else ""
     alone = row.method == "serial"
     rho, low, high = row.rho
@@ -50,11 +49,11 @@ def cells(row: Row) -> list[str]:
         "BP on one core" if alone else row.method,
         percent(row.accuracy[-1]) + again,
         "1" if alone else f"{rho:.2f} ({low:.2f}-{high:.2f})",
-        NONE if row.reached is None else f"{row.reached:.1f}",
+        NO_VALUE if row.reached is None else f"{row.reached:.1f}",
         f"{row.rate:.0f}",
         " / ".join(size(r["tensors"]) for r in row.ranks),
-        NONE if alone else size(row.sent),
-        NONE if alone else " / ".join(f"{100 * r['idle']:.0f} %" for r in row.ranks),
+        NO_VALUE if alone else size(row.sent),
+        NO_VALUE if alone else " / ".join(f"{100 * r['idle']:.0f} %" for r in row.ranks),
     ]
 
 
@@ -63,14 +62,14 @@ def percent(share: float) -> str:
 
 
 def notes(found: Comparison) -> list[str]:
-    """How to read the numbers, as far as it follows from what was asked and found."""
+    """How to read the numbers of this request and result."""
     r, machine = found.request, found.machine
     lines = [
         "test accuracy: of the serial model after the last epoch; in brackets with BatchNorm statistics taken anew.",
         "ρ: seconds of plain training's epoch over those of the method's, loading included, evaluation not; medians "
         "without the first epoch, against plain training just before and just after. Range: slowest against fastest.",
         f"s to {100 * found.target:.1f} %: seconds of training until an evaluation (one an epoch) shows it"
-        + ("." if r.target else f"; it is {SHARE:.2f} of plain training's last accuracy."),
+        + ("." if r.target else f"; it is {DEFAULT_TARGET_SHARE:.2f} of plain training's last accuracy."),
         "peak memory: bytes of tensors alive at once (weights, optimizer, activations, messages); idle: waiting for "
         "others.",
     ]
@@ -79,7 +78,7 @@ def notes(found: Comparison) -> list[str]:
             f"{r.K} ranks shared {machine['cores']} cores: ρ, samples/s and idle are not those of {r.K} cores."
         )
     lost = max((rank["lost"] for row in (found.serial, *found.rows) if row for rank in row.ranks), default=0.0)
-    if lost > LOST and r.K <= machine["cores"]:
+    if lost > MAX_UNTOLD_LOSS and r.K <= machine["cores"]:
         lines.append(
             f"the machine was not alone: up to {100 * lost:.0f} % of a process's time its core worked for others, and "
             f"ρ, samples/s and idle show that too."
@@ -97,14 +96,14 @@ def notes(found: Comparison) -> list[str]:
     return lines + marks_notes(found.rows, r.K)
 
 
-def marks_notes(rows: Sequence[Row], K: int) -> list[str]:
-    """Where the schedules say something else than the paper's table."""
+def marks_notes(rows: Sequence[MethodRow], K: int) -> list[str]:
+    """Differences between the schedules and the paper's table."""
     lines = []
     compared = [row.method for row in rows if row.marks and row.method in PAPER_TABLE_1]
     if compared:
         lines.append(
-            f"✓ and × are derived from the schedules of {max(K, LEAST_K)} stages; for {', '.join(compared)} the paper "
-            f"prints marks too, and these differ:"
+            f"✓ and × are derived from the schedules of {max(K, MIN_MARKED_STAGES)} stages; "
+            f"for {', '.join(compared)} the paper prints marks too, and these differ:"
         )
     found = []
     for row in rows:
@@ -113,10 +112,3 @@ def marks_notes(rows: Sequence[Row], K: int) -> list[str]:
     if compared and not found:
         return [lines[0].replace("and these differ:", "the same ones.")]
     return lines + found
-
-
-def markdown(names: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    from tabulate import tabulate
-
-    plain = [[cell.replace("|", "/") for cell in row] for row in rows]
-    return tabulate(plain, names, tablefmt="github", disable_numparse=True, stralign="left")

@@ -1,4 +1,4 @@
-"""Three mini-batches on every worker, from what a run really did: the paper's figure, measured.
+"""Three mini-batches on every worker, from a run's traces: the paper's figure, measured.
 
 >>> lanes(everyone, middle=33, micro=4)
 [[{"kind": "forward", "batch": 1, "begin": 0.0, "end": 4.1, "name": "forward"}, ...], ...]      # one list a rank
@@ -6,45 +6,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Any
 
-Event = tuple[str, int, int, float, float]  # instruction, rank, step, begin, end in seconds, as the trainer traces it
+from lpcompile.core.trace import Event, batch_of, kind_of
 
 SHOWN = 3  # mini-batches
-KINDS = {
-    "forward": ("forward", "replay"),
-    "backward": ("backward", "backward_input", "backward_weight"),
-    "auxiliary": (
-        "aux_forward",
-        "distil",
-        "head",
-        "penalize",
-        "correct",
-        "kappa",
-        "multiply",
-        "recall",
-        "store",
-        "stash",
-    ),
-    "wait": ("wait", "draw", "norm", "tied", "average"),
-    "message": ("send", "recv", "offer"),
-    "step": ("step",),
-    "data": ("data",),
-}
-SLOT = re.compile(r"\[([+-]\d+)\]")
-
-
-def kind_of(name: str) -> str:
-    op = name.split(" ")[0]
-    return next((kind for kind, ops in KINDS.items() if op in ops), "auxiliary")
-
-
-def batch_of(event: Event, micro: int) -> int:
-    """The mini-batch that an instruction works on, which in a skewed method is not the step's."""
-    found = SLOT.search(event[0])
-    return event[2] + (int(found[1]) // micro if found else 0)
 
 
 def near(events: Sequence[Event], middle: int, keeps: int) -> list[Event]:

@@ -3,7 +3,10 @@
 Records: `spec` and `stage_io` (tensors, what a stage takes and gives), `cost` (units and profiles), `plan`, `method`.
 Schedules: `schedule` (instructions as data), `verify` (proof that they run), `staleness` (how late gradients are),
 `micro_batches` and `pipeline_order` (torch's pipelines), `split_backward`.
+Text: `tables`, by which plans and schedules print themselves.
 Helpers: `memory_format`, `progress`, `atomic_file`, `gc_pause`.
 
 May import `lpcompile.errors` and itself.
 """
+
+__version__ = "0.1.0"

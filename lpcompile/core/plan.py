@@ -15,6 +15,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, TypeVar, get_type_hints
 
+from lpcompile.core.atomic_file import write_text
 from lpcompile.core.cost import UnitCost
 from lpcompile.core.spec import TensorSpec
 from lpcompile.errors import PlanError
@@ -174,7 +175,7 @@ class Plan:
         return plan
 
     def save(self, path: str | Path) -> None:
-        Path(path).write_text(json.dumps(self.to_json(), indent=1) + "\n")
+        write_text(Path(path), json.dumps(self.to_json(), indent=1) + "\n")
 
     @staticmethod
     def load(path: str | Path) -> Plan:
@@ -190,7 +191,7 @@ class Plan:
             raise PlanError(f"{path}: {error}") from None
 
     def __str__(self) -> str:
-        from lpcompile.draw.tables import plan_text
+        from lpcompile.core.tables import plan_text
 
         return plan_text(self)
 

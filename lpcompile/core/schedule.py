@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from lpcompile.core.atomic_file import write_text
 from lpcompile.errors import ScheduleError
 
 VERSION = 1
@@ -130,7 +131,7 @@ class Schedule:
             raise ScheduleError(f"the schedule is broken: {type(error).__name__}: {error}; make it again") from None
 
     def save(self, path: str | Path) -> None:
-        Path(path).write_text(json.dumps(self.to_json(), indent=1) + "\n")
+        write_text(Path(path), json.dumps(self.to_json(), indent=1) + "\n")
 
     @staticmethod
     def load(path: str | Path) -> Schedule:
@@ -138,7 +139,7 @@ class Schedule:
 
     def __str__(self) -> str:
         from lpcompile.core.staleness import staleness
-        from lpcompile.draw.tables import table
+        from lpcompile.core.tables import table
 
         longest = max(map(len, self.ranks))
         rows = [[str(rank[i]) if i < len(rank) else "" for rank in self.ranks] for i in range(longest)]

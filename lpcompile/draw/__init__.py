@@ -1,4 +1,7 @@
-"""Figures, charts, tables and terminal text. Draws what it is given.
+"""Drawing: figures, charts, tables, HTML and terminal text, for all rooms that show something.
 
-Imports core and passes for the types of what it draws.
+`tables` (columns, plans and cuts as text), `terminal` (width and colour), `figure` (drawings as data), `charts`
+(figures of curves, bars and timelines), `png` and `html` (figures and tables as files and pages).
+
+Imports core alone. A room passes its data in; draw measures, plans and simulates nothing.
 """

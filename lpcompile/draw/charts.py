@@ -1,4 +1,4 @@
-"""Charts that several pages draw: lines with their names at their ends, bars of ranks, lanes of ranks over time."""
+"""Charts of several pages: curves named at their ends, bars of ranks, timelines of ranks."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from lpcompile.draw.figure import Dot, Figure, Group, Item, Line, Rect, Text, hu
 
 Curve = tuple[str, Sequence[float], Sequence[float], str]  # name, x, y, its role: "", "serial" or "limit"
 Lane = Sequence[dict[str, Any]]
-Bar = tuple[str, Sequence[tuple[str, float, str]], str]  # name, (role, length, what it is) ..., what stands behind it
+Bar = tuple[str, Sequence[tuple[str, float, str]], str]  # name, (role, length, title) of its parts, text behind it
 
 WIDTH, HEIGHT = 520, 300
 LEFT, RIGHT, TOP, BOTTOM = 36, 96, 22, 34
-NAME, END, ROW, GAP = 84, 24, 20, 5  # pixels left and right of a lane, of a lane, and between two
+NAME, END, ROW, GAP = 84, 24, 20, 5  # pixels: left and right of a lane, its height, between lanes
 TIMELINE = 1080
 NUMBERED = ("forward", "backward", "auxiliary")
-LEAST = 0.4  # pixels of the narrowest box
-LETTER = 6.2  # pixels of a letter of 11, about
+MIN_BOX_WIDTH = 0.4  # pixels
+LETTER = 6.2  # average width in pixels of a letter at 11 px
 
 
 def chart(
     lines: Sequence[Curve], above: str, below: str, least: float = 0.0, unit: str = " %", name: str = "chart"
 ) -> Figure:
-    """Lines with their names at their ends; numbers below are at least `least` apart."""
+    """Curves named at their ends; `least` is the smallest distance of ticks on the x axis."""
     top = max((v for _, _, y, _ in lines for v in y), default=1.0)
     low = min((v for _, _, y, _ in lines for v in y), default=0.0)
     most = max((v for _, x, _, _ in lines for v in x), default=1.0)
@@ -57,7 +57,7 @@ def chart(
 
 
 def ticks(low: float, high: float, least: float = 0.0) -> list[float]:
-    """Round numbers, about five of them, from at most `low` on."""
+    """About five round numbers from `low` (or just below) to `high`."""
     span = (high - low) or max(abs(high), 1.0)
     size = 10 ** math.floor(math.log10(span / 4))
     step = next(size * f for f in (1, 2, 5, 10) if span / (size * f) <= 5)
@@ -67,7 +67,7 @@ def ticks(low: float, high: float, least: float = 0.0) -> list[float]:
 
 
 def apart(heights: Sequence[float], least: float = 13.0) -> list[float]:
-    """The heights, moved so that names do not cover each other: down, and up again where they would leave the chart."""
+    """The heights, moved down, and up again at the chart's edge, so that names do not overlap."""
     order = sorted(range(len(heights)), key=lambda i: heights[i])
     found = list(heights)
     for before, i in pairwise(order):
@@ -80,7 +80,7 @@ def apart(heights: Sequence[float], least: float = 13.0) -> list[float]:
 
 
 def bars(name: str, rows: Sequence[Bar], marks: Sequence[tuple[str, float, str]], says: str) -> Figure:
-    """One bar a row, made of parts; `marks` are (name, length, role) of lines across all of them."""
+    """One stacked bar per row; `marks` are (name, length, role) of lines across all bars."""
     most = max([sum(length for _, length, _ in parts) for _, parts, _ in rows] + [at for _, at, _ in marks] + [1e-12])
     behind = LETTER * max((len(text) for _, _, text in rows), default=0) + 8
     left = max(56.0, LETTER * max((len(label) for label, _, _ in rows), default=0) + 8)
@@ -106,7 +106,7 @@ def bars(name: str, rows: Sequence[Bar], marks: Sequence[tuple[str, float, str]]
 
 
 def timelines(methods: Sequence[tuple[str, Sequence[Lane]]], who: str = "worker", unit: str = "ms") -> Figure:
-    """One drawing for all methods, on one scale of milliseconds."""
+    """The lanes of all methods on one time scale."""
     most = max((e["end"] for _, lanes in methods for lane in lanes for e in lane), default=1.0) or 1.0
     scale = (TIMELINE - NAME - END) / most
     parts, y = list[Item](), 18.0
@@ -127,9 +127,9 @@ def timelines(methods: Sequence[tuple[str, Sequence[Lane]]], who: str = "worker"
 
 
 def box(event: dict[str, Any], y: float, scale: float, unit: str) -> list[Item]:
-    """One instruction; what works on a mini-batch carries its number where there is room."""
+    """One instruction, with the number of its mini-batch where there is room."""
     kind, batch = event["kind"], event["batch"]
-    x, width = NAME + scale * event["begin"], max(LEAST, scale * (event["end"] - event["begin"]))
+    x, width = NAME + scale * event["begin"], max(MIN_BOX_WIDTH, scale * (event["end"] - event["begin"]))
     pale = " other" if kind in NUMBERED and not batch else ""
     which = f", mini-batch {batch}" if batch else ""
     took = event["end"] - event["begin"]

@@ -1,10 +1,10 @@
-"""Figures as data: one drawing becomes SVG inside a page, an SVG file that stands alone, or PNG.
+"""Figures as data: one drawing becomes SVG inside a page, a standalone SVG file, or PNG.
 
 >>> figure = Figure("load", 200, 40, (Rect(0, 0, 120, 20, "box forward", "forward: 12 ms"), Text(0, 36, "rank 0")))
 >>> svg(figure)                     # for a page: colours by class, light and dark
 >>> svg_file(figure), png(figure)   # for a file: the light colours written out
 
-A role is a few words, each of them a class of `STYLES`. `tone`, `tint` and `wash` are three shades of an item's hue.
+A role is one or more classes of `STYLES`. `tone`, `tint` and `wash` are three shades of an item's hue.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SHADES = {
     "wash": ((60, 97), (28, 14)),
 }
 
-# Later ones win, in a browser and here.
+# Later classes override earlier ones, as in CSS.
 STYLES: dict[str, dict[str, str]] = {
     "text": {"fill": "faint", "font-size": "11px"},
     "grid": {"stroke": "rule", "fill": "none"},
@@ -84,7 +84,7 @@ class Rect:
 
 @dataclass(frozen=True)
 class Line:
-    """Through its points; a curve has four of them (Bézier), a closed line is a shape."""
+    """A line through its points; a curve has four (Bézier), a closed line is a filled shape."""
 
     points: tuple[Point, ...]
     role: str
@@ -103,7 +103,7 @@ class Dot:
 @dataclass(frozen=True)
 class Text:
     x: float
-    y: float  # of its base line
+    y: float  # baseline
     text: str
     role: str = ""
     anchor: str = "start"  # or "middle", "end"
@@ -111,7 +111,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Group:
-    """Items of one hue; `data` names what they stand for, so that a page can find them."""
+    """Items of one hue; `data` becomes a data attribute that a page's script finds."""
 
     items: tuple[Item, ...]
     hue: int | None = None
@@ -130,7 +130,7 @@ class Figure:
 
 
 def css() -> str:
-    """The colours, light and dark, and what roles look like."""
+    """The style sheet: colours, light and dark, and one rule per class."""
     rules = [_root(LIGHT, 0), f"@media (prefers-color-scheme: dark) {{ {_root(DARK, 1)} }}"]
     for word, style in STYLES.items():
         rule = "; ".join(f"{name}: {_variable(value)}" for name, value in style.items())
@@ -154,12 +154,12 @@ def _variable(value: str) -> str:
 
 
 def hue_of(index: int, count: int) -> int:
-    """Evenly spread, from blue on."""
+    """Hues evenly spread over the circle, from blue."""
     return round(360 * index / max(1, count) + 215) % 360
 
 
 def svg(figure: Figure) -> str:
-    """For a page that has `css()`."""
+    """SVG for a page that includes `css()`."""
     body = "".join(_element(item, None, False) for item in figure.items)
     role = "group" if any(isinstance(item, Group) and item.data for item in figure.items) else "img"
     return (
@@ -169,7 +169,7 @@ def svg(figure: Figure) -> str:
 
 
 def svg_file(figure: Figure) -> str:
-    """A file of its own: the light colours are written out, so that any viewer shows them."""
+    """A standalone file with the light colours written out, for any viewer."""
     body = "\n".join(_element(item, None, True) for item in figure.items)
     size = f'width="{figure.width:g}" height="{figure.height:g}"'
     return (
@@ -179,7 +179,7 @@ def svg_file(figure: Figure) -> str:
 
 
 def look(role: str, hue: int | None, text: bool = False) -> dict[str, str]:
-    """What a role looks like on a light page, all colours as #rrggbb."""
+    """The style of a role on a light page, all colours as #rrggbb."""
     words = {*role.split(), *(["text"] if text else [])}
     found: dict[str, str] = {}
     for word, style in STYLES.items():
@@ -231,7 +231,7 @@ def _line(item: Line, how: str) -> str:
 
 
 def flat(items: Sequence[Item], hue: int | None = None) -> Iterator[tuple[Rect | Line | Dot | Text, int | None]]:
-    """All that is drawn, in order, with its hue."""
+    """The items without their groups, in drawing order, each with its hue."""
     for item in items:
         if isinstance(item, Group):
             yield from flat(item.items, hue if item.hue is None else item.hue)

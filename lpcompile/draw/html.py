@@ -1,4 +1,4 @@
-"""What all our pages share: one style for light and dark, tables, and legends. A page fetches nothing."""
+"""The parts of all pages: template, style for light and dark, tables, legends. A page fetches nothing."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ KIND_NAMES = {
 
 
 def part(room: str, name: str) -> str:
-    """A file that is packaged with a room of lpcompile: a template, a style, a script."""
+    """A template, style or script packaged with a room of lpcompile."""
     return (files(f"lpcompile.{room}") / name).read_text(encoding="utf-8")
 
 
 def page(name: str, title: str, more: str = "", **given: str) -> str:
-    """A page: the template of room `name`, filled with `given`, which is HTML already; `more`: styles of its own."""
+    """The template of room `name` filled with `given`, which is HTML already. more: further CSS."""
     body = Template(part(name, f"{name}.html")).substitute(given)
     style = f"{css()}\n{part('draw', 'page.css')}{more}"
     return Template(part("draw", "page.html")).substitute(title=escape(title), style=style, body=body)
@@ -37,7 +37,7 @@ def legend(kinds: Iterable[str]) -> str:
 
 
 def table(names: Sequence[str], rows: Sequence[Sequence[str]], kind: str = "") -> str:
-    """`rows` are cells in HTML already, `<td>` included; see `cell`."""
+    """A table of cells that are HTML already, `<td>` included; see `cell`."""
     head = "".join(f"<th>{escape(name)}</th>" for name in names)
     body = "".join(f"<tr>{''.join(row)}</tr>" for row in rows)
     return f'<table class="{kind}"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'

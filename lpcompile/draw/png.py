@@ -1,4 +1,4 @@
-"""A figure as PNG, drawn by Pillow, which torchvision brings along."""
+"""A figure as PNG, drawn with Pillow, a dependency of torchvision."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _draw(draw: Any, item: Rect | Line | Dot | Text, style: dict[str, str], scal
 
 
 def _paint(colour: str, opacity: float) -> tuple[int, int, int] | None:
-    """On the white page, so that what is paler needs no second layer."""
+    """The colour blended with the white page, instead of an alpha channel."""
     if colour == "none":
         return None
     red, green, blue = (round(255 + opacity * (int(colour[i : i + 2], 16) - 255)) for i in (1, 3, 5))
@@ -89,7 +89,7 @@ def _bend(points: Sequence[Point]) -> list[Point]:
 
 
 def _dashes(points: Sequence[Point], dash: Sequence[float]) -> Iterator[list[Point]]:
-    """The drawn pieces: lengths drawn and left out in turn, along the whole line."""
+    """The drawn pieces of a dashed line; `dash` alternates drawn and skipped lengths."""
     left, drawn, turn = dash[0], True, 0
     for (ax, ay), (bx, by) in pairwise(points):
         length, done = math.hypot(bx - ax, by - ay), 0.0

@@ -1,4 +1,4 @@
-"""The same text on a terminal: tables that fit its width, and a little colour. Piped text stays as it is.
+"""Text on a terminal: tables fitted to its width, with colour. Piped text is unchanged.
 
 >>> show(plan_text(plan))                                    # to stdout, as that is
 >>> print(styled(plan_text(plan), Look(80, colour=True)))    # as on a terminal of 80 columns
@@ -18,20 +18,20 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TextIO
 
-RULE = re.compile(r"-+(  +-+)*")  # under the headers of every table
-SHORT = 16  # characters of a cell that is better not wrapped
-LEAST = 11  # characters that a column of long words keeps
-BAR = 5  # characters that a bar keeps
+RULE = re.compile(r"-+(  +-+)*")  # the line below a table's headers
+UNWRAPPED_CELL = 16  # characters of a cell that is wrapped only if nothing else helps
+MIN_WORD_COLUMN = 11  # characters of a column whose words are shortened
+MIN_BAR = 5  # characters
 GAP = "  "
 BOLD, DIM, YELLOW = "1", "2", "33"
-STAGES = ("36", "32", "33", "35", "34", "31")  # colours of stages and of their ranks, over and over
-NUMBERED = ("stage", "rank")  # first columns that say whose row it is
-REFUSED = ("cut", "no")  # the column and the word of what is dimmed
+STAGES = ("36", "32", "33", "35", "34", "31")  # colours of stages and their ranks, repeated
+NUMBERED = ("stage", "rank")  # first columns that hold a stage or rank number
+REFUSED = ("cut", "no")  # column and value of rows that are dimmed
 
 
 @dataclass(frozen=True)
 class Look:
-    """What a stream can show; without columns, lines of any length."""
+    """Width and colour of a stream; lines of any length if columns is None."""
 
     columns: int | None = None
     colour: bool = False
@@ -48,12 +48,12 @@ def look_of(stream: TextIO) -> Look:
 
 
 def show(text: str, *, strong: Sequence[str] = (), end: str = "\n") -> None:
-    """Print to stdout. strong: lines that matter most."""
+    """Print to stdout. strong: lines in bold."""
     print(styled(text, look_of(sys.stdout), strong), end=end)
 
 
 def styled(text: str, look: Look, strong: Sequence[str] = ()) -> str:
-    """Byte for byte the text itself where there is neither a width nor colour."""
+    """The text in this look; unchanged, byte for byte, without width and colour."""
     if look == Look():
         return text
     lines, found, at = text.split("\n"), list[str](), 0
@@ -83,7 +83,7 @@ def _line(line: str, look: Look, strong: bool) -> list[str]:
 
 
 def _is_row(line: str, spans: Sequence[tuple[int, int]]) -> bool:
-    """Whether nothing stands between the columns, nor behind the last."""
+    """Whether the line has text in columns only."""
     gaps = [line[end:start] for (_, end), (start, _) in pairwise(spans)]
     return bool(line.strip()) and not "".join([*gaps, line[spans[-1][1] :]]).strip()
 
@@ -106,7 +106,7 @@ def _table(rows: list[list[str]], widths: list[int], look: Look) -> list[str]:
 
 
 def _codes(headers: list[str], row: list[str]) -> list[str]:
-    """The colour of each cell: of its stage for the number and the bar, dim where something is refused."""
+    """The colour of each cell: the stage's for its number and bar; refused rows are dim."""
     if dict(zip(headers, row, strict=True)).get(REFUSED[0]) == REFUSED[1]:
         return [DIM] * len(row)
     own = STAGES[int(row[0]) % len(STAGES)] if headers[0] in NUMBERED and row[0].isdecimal() else ""
@@ -126,17 +126,16 @@ def _physical(cells: list[list[str]], widths: list[int], codes: list[str], gap: 
 
 
 def fitted(rows: list[list[str]], widths: list[int], columns: int | None) -> list[int]:
-    """These widths where they fit; else ones that do, if they can be had. First headers and long cells are wrapped and
-    bars drawn smaller, then short cells wrapped too ("12.2 MiB"), and at last long words are shortened. Where even that
-    is not enough, one space between columns is left of two."""
+    """Column widths that fit. First headers and long cells are wrapped and bars shrunk, then short cells wrapped too
+    ("12.2 MiB"), then long words shortened. If that is not enough, the caller leaves one space between columns."""
     if columns is None or _total(widths) <= columns:
         return widths
     tables = list(zip(*rows, strict=True))
     widths = [max(map(len, column)) for column in tables]
-    words = [max(len(word[:BAR] if _is_bar(word) else word) for cell in column for word in cell.split() or [""])
+    words = [max(len(word[:MIN_BAR] if _is_bar(word) else word) for cell in column for word in cell.split() or [""])
              for column in tables]  # fmt: skip
-    whole = [max((min(len(c), SHORT) for c in column[1:] if not _is_bar(c)), default=0) for column in tables]
-    for least in ([*map(max, words, whole)], words, [min(word, LEAST) for word in words]):
+    whole = [max((min(len(c), UNWRAPPED_CELL) for c in column[1:] if not _is_bar(c)), default=0) for column in tables]
+    for least in ([*map(max, words, whole)], words, [min(word, MIN_WORD_COLUMN) for word in words]):
         while _total(widths) > columns and (wider := [i for i, low in enumerate(least) if widths[i] > low]):
             widths[max(wider, key=lambda i: widths[i])] -= 1
     return widths
@@ -151,8 +150,7 @@ def _is_bar(text: str) -> bool:
 
 
 def _wrapped(cell: str, width: int, longest: int) -> list[str]:
-    """Lines of at most this width; words that are longer lose their middle, and bars keep their share of the longest
-    cell in their column."""
+    """Lines of at most this width. Longer words lose their middle; bars keep their ratio to the column's longest."""
     if _is_bar(cell):
         return ["█" * max(1, round(len(cell) * min(1.0, width / longest)))]
     short = " ".join(word if len(word) <= width else _shortened(word, width) for word in cell.split(" "))
@@ -160,7 +158,7 @@ def _wrapped(cell: str, width: int, longest: int) -> list[str]:
 
 
 def _shortened(word: str, width: int) -> str:
-    """Both ends tell more than the middle: `features.denseblock4.…norm1`."""
+    """Drop the middle, which tells least: `features.denseblock4.…norm1`."""
     tail = (width - 1) // 2
     return f"{word[: width - 1 - tail]}…{word[len(word) - tail :]}"
 

@@ -1,4 +1,4 @@
-"""What a program is besides its stages' code: `model.json` and the weights."""
+"""The data of an emitted program: `model.json` and the weights."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ import torch
 from torch import nn
 
 from lpcompile.core.spec import TensorSpec
+from lpcompile.emit.json_values import OPAQUE, decode, encode, tree_from_json, tree_to_json
 from lpcompile.errors import EmitError
 from lpcompile.passes.capture.signature import Signature
-from lpcompile.passes.codegen.tree_data import OPAQUE, decode, encode, tree_from_json, tree_to_json
 from lpcompile.passes.split.split import StageIO
 
-VERSION = 1
+FORMAT_VERSION = 1
 MODES = {True: "training", False: "evaluation"}
 Tensors = dict[str, torch.Tensor]
 
 
 def describe(program: Any, parts: dict[str, Any]) -> dict[str, Any]:
-    """Everything that `load` needs beside code and weights, as plain JSON."""
+    """The contents of `model.json`: everything that `load` needs besides code and weights."""
     import lpcompile
 
     info = program.captured._lp
     state = next(s for s, done in program._lp_variants.items() if done is program._ready())
     return {
         "format": "lpcompile program",
-        "version": VERSION,
+        "version": FORMAT_VERSION,
         "lpcompile": lpcompile.__version__,
         "torch": torch.__version__.split("+")[0],
         "model": program.plan.model,
@@ -51,7 +51,7 @@ def describe(program: Any, parts: dict[str, Any]) -> dict[str, Any]:
 
 
 def modules_to_json(model: nn.Module) -> list[dict[str, Any]]:
-    """The tree of the model in its order, with the names of its tensors; `same` where a module has a second name."""
+    """The model's modules in order, with the names of their tensors; `same` marks an alias of an earlier module."""
     first: dict[int, str] = {}
     entries = []
     for path, module in model.named_modules(remove_duplicate=False):
@@ -109,9 +109,9 @@ def io_from_json(data: dict[str, Any]) -> StageIO:
 
 
 def named_tensors(part: nn.Module) -> dict[str, tuple[torch.Tensor, bool]]:
-    """Every tensor that a stage holds under any name, and whether it belongs to the state_dict.
+    """Every tensor of a stage by name, aliases included, and whether it belongs to the state_dict.
 
-    Beside parameters and buffers: tensors that a layer keeps in plain attributes.
+    Tensors in plain attributes of a layer count too.
     """
     found: dict[str, tuple[torch.Tensor, bool]] = {}
     for path, module in part.named_modules(remove_duplicate=False):
@@ -130,7 +130,7 @@ def named_tensors(part: nn.Module) -> dict[str, tuple[torch.Tensor, bool]]:
 
 
 def weights(part: nn.Module) -> tuple[Tensors, Tensors]:
-    """The tensors to store, each once: those of the state_dict under the model's keys, and the others."""
+    """The tensors to store, each once: those of the state_dict under the model's keys, and the rest."""
     stored: tuple[Tensors, Tensors] = ({}, {})
     seen: set[int] = set()
     for key, (tensor, persistent) in sorted(named_tensors(part).items(), key=lambda item: (not item[1][1], item[0])):
@@ -143,14 +143,14 @@ def weights(part: nn.Module) -> tuple[Tensors, Tensors]:
 
 
 def unused(model: nn.Module, parts: dict[str, Any]) -> Tensors:
-    """Tensors of the model that no stage holds: buffers outside the state_dict that nothing reads."""
+    """Tensors of the model that no stage has: buffers outside the state_dict that nothing reads."""
     known = {key for part in parts.values() for key in named_tensors(part)}
     entries = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
     return _unshared({k: t.detach().cpu().contiguous() for k, t in entries if k not in known})
 
 
 def _unshared(tensors: Tensors) -> Tensors:
-    """safetensors refuses tensors that share memory: views of one another get a copy each."""
+    """Copy tensors that share memory: safetensors refuses them."""
     count: dict[int, int] = {}
     for tensor in tensors.values():
         pointer = tensor.untyped_storage().data_ptr()
@@ -159,7 +159,7 @@ def _unshared(tensors: Tensors) -> Tensors:
 
 
 def ties(parts: dict[str, Any]) -> list[list[list[str]]]:
-    """Groups of names, as (part, key), that are one tensor."""
+    """Tied tensors: groups of names, as (part, key), of one tensor."""
     groups: dict[int, list[list[str]]] = {}
     for name, part in parts.items():
         for key, (tensor, _) in sorted(named_tensors(part).items(), key=lambda item: (not item[1][1], item[0])):
@@ -168,7 +168,7 @@ def ties(parts: dict[str, Any]) -> list[list[list[str]]]:
 
 
 def shared(parts: dict[str, Any]) -> list[list[list[str]]]:
-    """Groups of names, as (part, path), that are one layer."""
+    """Shared layers: groups of names, as (part, path), of one module."""
     groups: dict[int, list[list[str]]] = {}
     for name, part in parts.items():
         for path, module in part.named_modules(remove_duplicate=False):
@@ -178,5 +178,5 @@ def shared(parts: dict[str, Any]) -> list[list[list[str]]]:
 
 
 def strides(part: nn.Module) -> dict[str, list[int]]:
-    """Layouts in memory that are not the usual one (channels last): results depend on them."""
+    """Strides of tensors that are not contiguous (channels last): results depend on them."""
     return {k: list(t.stride()) for k, (t, _) in named_tensors(part).items() if not t.is_contiguous()}

@@ -15,13 +15,13 @@ from safetensors.torch import load_file
 from torch import nn
 
 from lpcompile.core.plan import Plan
-from lpcompile.emit.data import MODES, VERSION, io_from_json, signature_from_json
+from lpcompile.emit.data import FORMAT_VERSION, MODES, io_from_json, signature_from_json
+from lpcompile.emit.json_values import decode, tree_from_json
 from lpcompile.emit.support import at, get, load_tensors, make_part, put, share, tie
 from lpcompile.errors import EmitError, InputError, LpError, UsageError
 from lpcompile.passes.auxnet.derive import AuxNet
 from lpcompile.passes.capture.capture import Captured
 from lpcompile.passes.capture.signature import Signature
-from lpcompile.passes.codegen.tree_data import decode, tree_from_json
 from lpcompile.passes.graph.module import follow, install, refresh
 from lpcompile.passes.graph.tree import Tree
 from lpcompile.passes.split.split import Stage, StageIO
@@ -33,7 +33,7 @@ _serial = itertools.count()
 
 @dataclass(frozen=True)
 class LoadedInfo:
-    """What is known of the model's call: the part of `CaptureInfo` that a program without its model has."""
+    """The part of `CaptureInfo` that a program without its traced model has."""
 
     model: nn.Module
     signature: Signature
@@ -52,7 +52,7 @@ class Unguarded:
 
 
 class LoadedCapture:
-    """Stands where a compiled program has its captured graph."""
+    """Takes the place of the captured graph of a compiled program."""
 
     def __init__(self, info: LoadedInfo) -> None:
         self._lp = info
@@ -62,7 +62,7 @@ class LoadedCapture:
 
 
 class LoadedStage:
-    """What makes an emitted module a stage; mixed into its class."""
+    """Mixin that makes an emitted module a stage."""
 
     _lp_io: dict[bool, StageIO]
     _lp_own: tuple[nn.Module, ...]
@@ -112,9 +112,10 @@ def _model_json(folder: Path) -> dict[str, Any]:
         ) from None
     except ValueError as error:
         raise EmitError(f"{folder / 'model.json'} is not JSON ({error}); {_AGAIN}") from None
-    if not isinstance(data, dict) or data.get("version") != VERSION:
+    if not isinstance(data, dict) or data.get("version") != FORMAT_VERSION:
         version = data.get("version") if isinstance(data, dict) else None
-        raise EmitError(f"{folder} has version {version!r} of the format, this lpcompile reads {VERSION}; {_AGAIN}")
+        reads = f"this lpcompile reads {FORMAT_VERSION}"
+        raise EmitError(f"{folder} has version {version!r} of the format, {reads}; {_AGAIN}")
     return data
 
 
@@ -208,23 +209,23 @@ def _place(part: nn.Module, key: str) -> torch.Tensor | None:
 def _reassemble(
     name: str, modules: list[dict[str, Any]], stages: list[nn.Module], rest: dict[str, torch.Tensor]
 ) -> nn.Module:
-    """The model's tree with its names in its order; layers are the stages' own, everything else plain modules."""
+    """The model's module tree, in its order: layers are those of the stages, containers plain modules."""
     model: nn.Module = type(name if name.isidentifier() else "Model", (nn.Module,), {})()
     layers: dict[str, nn.Module] = {}
     for stage in stages:
-        layers.update({p: m for p, m in stage.named_modules(remove_duplicate=False) if _is_layer(m, stage)})
-    again = _second_names(modules, layers)
+        layers.update({p: m for p, m in stage.named_modules(remove_duplicate=False) if _is_layer(m)})
+    aliases = _aliases(modules, layers)
     for entry in modules:
         path = entry["path"]
         above = _prefixes(path)
-        if any(p in layers or p in again for p in above):
-            continue  # inside a layer, or under a second name
-        if path in layers and path not in again:
+        if any(p in layers or p in aliases for p in above):
+            continue  # inside a layer, or below an alias
+        if path in layers and path not in aliases:
             install(model, path, layers[path])
             continue
         if path:
             install(model, path, nn.Module())
-        if path in again:
+        if path in aliases:
             continue
         owner = at(model, path)
         owner._non_persistent_buffers_set.update(entry.get("transient", ()))
@@ -232,14 +233,14 @@ def _reassemble(
             for field in entry.get(kind, ()):
                 key = f"{path}.{field}" if path else field
                 registry[field] = _find(stages, key, rest.get(key))
-    for path, first in again.items():
+    for path, first in aliases.items():
         parent, _, name = path.rpartition(".")
         at(model, parent)._modules[name] = at(model, first)
     return model
 
 
-def _second_names(modules: list[dict[str, Any]], layers: dict[str, nn.Module]) -> dict[str, str]:
-    """Paths at which a module stands again, with the path at which it is built: where the stages have its layers."""
+def _aliases(modules: list[dict[str, Any]], layers: dict[str, nn.Module]) -> dict[str, str]:
+    """Aliases of modules, each with the path where the module is built: the one that the stages use."""
     groups: dict[str, list[str]] = {}
     for entry in modules:
         if "same" in entry:
@@ -257,8 +258,8 @@ def _prefixes(path: str) -> list[str]:
     return [".".join(names[:n]) for n in range(1, len(names))]
 
 
-def _is_layer(module: nn.Module, stage: nn.Module) -> bool:
-    """Layers are of classes from elsewhere; containers are the file's own classes or torch's plain ones."""
+def _is_layer(module: nn.Module) -> bool:
+    """Whether it is a layer: containers are classes of the emitted file or torch's plain ones."""
     plain = (nn.Module, nn.Sequential, nn.ModuleList, nn.ModuleDict)
     return type(module) not in plain and not type(module).__module__.startswith("lpcompile_emitted_")
 

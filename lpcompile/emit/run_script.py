@@ -1,3 +1,4 @@
+# lpcompile copies this file, unchanged, into every folder that it emits, as run.py.
 """Train the program in this folder.
 
     torchrun --nproc-per-node K run.py --data train.py:batches --loss train.py:loss     # one stage a process
@@ -65,7 +66,7 @@ def function(name: str) -> Callable[..., Any]:
 
 
 def random_batches(program: lpcompile.Program, steps: int = 5) -> Iterator[tuple[Any, None]]:
-    """Batches that look like those the program was compiled for; the same on every rank."""
+    """Random batches in the shape that the program was compiled for; the same on every rank."""
     generator = torch.Generator().manual_seed(0)
     for _ in range(steps):
         inputs = []
@@ -76,7 +77,7 @@ def random_batches(program: lpcompile.Program, steps: int = 5) -> Iterator[tuple
 
 
 def mean_square(output: Any, y: Any) -> torch.Tensor:
-    """Something to descend: the mean square of the model's results."""
+    """A loss for the random batches: the mean square of the model's outputs."""
     values = torch.utils._pytree.tree_leaves(output)
     floats = (v for v in values if isinstance(v, torch.Tensor) and v.requires_grad)
     return sum((v.float().square().mean() for v in floats), torch.zeros(()))

@@ -1,3 +1,4 @@
+# lpcompile copies this file, unchanged, into every folder that it emits.
 """Load the stages of this folder and run them one after another, with torch and safetensors alone.
 
 >>> stages = load_stages()
@@ -49,14 +50,13 @@ def make_part(name: str, folder: Path = HERE, module: str | None = None) -> Any:
 
 
 def load_tensors(name: str, folder: Path = HERE) -> dict[str, torch.Tensor]:
-    """Tensors of a part, each in memory of its own: in the file they lie at odd addresses, for which some CPU kernels
-    add in another order."""
+    """Tensors of a part, each copied out of the file: some CPU kernels add in another order at unaligned addresses."""
     files = (folder / "weights" / f"{name}.safetensors", folder / "weights" / f"{name}.buffers.safetensors")
     return {key: tensor.clone() for file in files if file.exists() for key, tensor in load_file(file).items()}
 
 
 def fill(module: nn.Module, tensors: dict[str, torch.Tensor], strides: dict[str, list[int]]) -> None:
-    """Put tensors under their names; parameters keep whether they take gradients."""
+    """Set tensors by name; parameters keep `requires_grad`."""
     for key, tensor in tensors.items():
         if key in strides:
             laid = torch.empty_strided(tensor.shape, strides[key], dtype=tensor.dtype)
@@ -65,13 +65,14 @@ def fill(module: nn.Module, tensors: dict[str, torch.Tensor], strides: dict[str,
 
 
 def at(module: nn.Module, path: str) -> nn.Module:
-    """The module at a path, whatever its names are: an attribute could be something else."""
+    """The module at a path. Unlike `get_submodule` it takes any names."""
     for name in path.split(".") if path else ():
         module = module._modules[name]  # type: ignore[assignment]
     return module
 
 
 def put(module: nn.Module, key: str, tensor: torch.Tensor) -> None:
+    """Set the parameter, buffer or tensor attribute `key`."""
     path, _, name = key.rpartition(".")
     module = at(module, path)
     if name in module._parameters:
@@ -88,13 +89,14 @@ def put(module: nn.Module, key: str, tensor: torch.Tensor) -> None:
 
 
 def get(module: nn.Module, key: str) -> Any:
+    """The parameter, buffer or attribute `key`, or None."""
     path, _, name = key.rpartition(".")
     module = at(module, path)
     return next((d[name] for d in (module._parameters, module._buffers) if name in d), module.__dict__.get(name))
 
 
 def tie(ties: list[list[list[str]]], parts: dict[str, nn.Module]) -> None:
-    """Make the names of each group one tensor."""
+    """Tie the names of each group to one tensor."""
     for group in ties:
         here = [(parts[part], key) for part, key in group if part in parts]
         for module, key in here[1:]:
@@ -102,7 +104,7 @@ def tie(ties: list[list[list[str]]], parts: dict[str, nn.Module]) -> None:
 
 
 def share(shared: list[list[list[str]]], parts: dict[str, nn.Module]) -> None:
-    """Make the names of each group one module: a layer that two stages call."""
+    """Make the names of each group one module: a layer that several stages call."""
     for group in shared:
         here = [(parts[part], key) for part, key in group if part in parts]
         for module, key in here[1:]:
@@ -111,7 +113,7 @@ def share(shared: list[list[list[str]]], parts: dict[str, nn.Module]) -> None:
 
 
 def serial(stages: list[nn.Module], *inputs: torch.Tensor, folder: Path = HERE) -> Any:
-    """The model's outputs (flat; a single one comes bare) from its inputs, in the order of model.json."""
+    """The model's outputs, as a flat list or a single tensor, from its inputs in the order of model.json."""
     model = json.loads((folder / "model.json").read_text())
     lam: tuple[torch.Tensor, ...] = ()
     outputs: dict[int, torch.Tensor] = {}

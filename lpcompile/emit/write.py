@@ -1,6 +1,6 @@
 """`program.emit(DIR)`: the program as Python files, data and weights that run without the compiler.
 
-Everything is written into a folder beside DIR first and renamed at the end, so that DIR is never half written.
+Everything is written to a temporary folder beside DIR, which is renamed at the end: DIR is never half written.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from lpcompile.errors import UsageError
 from lpcompile.passes.codegen.names import prose
 from lpcompile.passes.codegen.source import stage_source
 from lpcompile.passes.split.split import StageIO
+from lpcompile.runtime.engine.schedules import default_schedule
 
-MARK = "model.json"
+MARKER_FILE = "model.json"  # a folder with this file, in our format, may be replaced
 TITLES = {"stage": "Stage", "auxnet": "AuxNet", "head": "Head"}
 
 
@@ -43,9 +44,7 @@ def emit(program: Any, directory: str | Path, *, overwrite: bool = False) -> Pat
 
 
 def run_files(program: Any) -> dict[str, str]:
-    """How to train it: the entry for torchrun, and what each rank does in a step, where the method is one we run."""
-    from lpcompile.runtime.engine.schedules import default_schedule
-
+    """The files for training: the entry point for torchrun, and the schedule if the method has one."""
     files = {"run.py": Path(__file__).with_name("run_script.py").read_text()}
     schedule = default_schedule(program.plan)
     if schedule is not None:
@@ -54,14 +53,14 @@ def run_files(program: Any) -> dict[str, str]:
 
 
 def program_parts(program: Any) -> dict[str, Any]:
-    """The modules that get a file each."""
+    """The modules by the name of their file: stages, and AuxNets or heads."""
     parts = {f"stage_{k}": stage for k, stage in enumerate(program.stages)}
     parts |= {f"auxnet_{k}": aux for k, aux in enumerate(getattr(program, "auxnets", ()) or ())}
     return parts | {f"head_{k}": head for k, head in enumerate(program.heads if program.plan.heads else ())}
 
 
 def check_target(target: Path, overwrite: bool) -> None:
-    """Refuse what could not be written, before a minute of compiling."""
+    """Refuse a folder that cannot be written to; called before compiling, which takes longer."""
     place = next(p for p in (target, *target.absolute().parents) if p.exists())
     if not os.access(place, os.W_OK) or not place.is_dir():
         raise UsageError(f"{place} is {'not writable' if place.is_dir() else 'a file'}; give a folder to write to")
@@ -81,7 +80,7 @@ def check_target(target: Path, overwrite: bool) -> None:
 
 def _is_ours(target: Path) -> bool:
     try:
-        return bool(json.loads((target / MARK).read_text())["format"] == "lpcompile program")
+        return bool(json.loads((target / MARKER_FILE).read_text())["format"] == "lpcompile program")
     except (OSError, ValueError, KeyError, TypeError):
         return False
 
@@ -90,10 +89,8 @@ def _put_in_place(made: Path, target: Path) -> None:
     if not target.exists():
         made.rename(target)
         return
-    if not any(
-        target.iterdir()
-    ):  # an empty folder of the user's, perhaps the one they stand in: fill it, the mark last
-        for file in sorted(made.iterdir(), key=lambda f: f.name == MARK):
+    if not any(target.iterdir()):  # an empty folder may be the working directory: fill it, the marker last
+        for file in sorted(made.iterdir(), key=lambda f: f.name == MARKER_FILE):
             file.rename(target / file.name)
         return
     before = made.with_name(f"{made.name}-before")
@@ -119,7 +116,7 @@ def _write(program: Any, folder: Path) -> None:
     if rest:
         save_file(rest, folder / "weights" / "unused.safetensors")
     plan.save(folder / "plan.json")
-    (folder / MARK).write_text(json.dumps(describe(program, parts), indent=1) + "\n")
+    (folder / MARKER_FILE).write_text(json.dumps(describe(program, parts), indent=1) + "\n")
     (folder / "support.py").write_text(Path(__file__).with_name("support.py").read_text())
     (folder / "README.md").write_text(_readme(program, parts))
     for name, text in run_files(program).items():
@@ -127,14 +124,14 @@ def _write(program: Any, folder: Path) -> None:
 
 
 def part_source(program: Any, name: str, part: Any) -> str:
-    """The file of one of `program_parts`."""
+    """The source of one of `program_parts`."""
     kind, _, k = name.partition("_")
     title = f"{TITLES[kind]}{k}"
     return stage_source(part, program.module, title, part_doc(program, kind, int(k), part))
 
 
 def part_doc(program: Any, kind: str, k: int, part: Any) -> list[str]:
-    """The docstring of a part: where in the plan it is, what it takes and gives."""
+    """The docstring of a part: its place in the plan, its inputs and its outputs."""
     plan: Plan = program.plan
     stage = plan.stages[k]
     units = [u.name for u in plan.units[stage.first : stage.last + 1]]
@@ -164,7 +161,7 @@ def part_doc(program: Any, kind: str, k: int, part: Any) -> list[str]:
 
 
 def aux_doc(plan: Plan, k: int) -> list[str]:
-    """What an AuxNet is made of."""
+    """The docstring's lines on how an AuxNet was derived and what it costs."""
     aux = plan.boundaries[k].aux
     if aux is None:
         return []

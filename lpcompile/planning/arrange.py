@@ -18,7 +18,7 @@ from lpcompile.passes.capture.capture import Captured
 from lpcompile.passes.capture.explain import has_meta
 from lpcompile.passes.graph.batch import batch_size, resized
 from lpcompile.passes.partition.evaluate import Partition
-from lpcompile.passes.profile.split_backward_cost import Shares, split_shares
+from lpcompile.passes.profile.split_backward_cost import BackwardShares, split_shares
 from lpcompile.passes.split.cuts import Cut
 from lpcompile.passes.split.split import Stage, split
 from lpcompile.passes.split.units import Unit
@@ -42,7 +42,7 @@ class Arrangement:
     stages: tuple[Stage, ...]
     made: tuple[CostedNet, ...]
     violations: tuple[float, ...] = ()
-    splits: tuple[Shares, ...] = ()  # of each stage's backward, where a method runs it in two parts
+    splits: tuple[BackwardShares, ...] = ()  # of each stage's backward, where a method runs it in two parts
 
 
 def follow_plan(captured: Captured, found: list[Unit], costs: Profile, plan: Plan, options: Options) -> Arrangement:

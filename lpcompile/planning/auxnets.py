@@ -16,8 +16,8 @@ from lpcompile.core.cost import Profile
 from lpcompile.core.memory_format import laid_out_as
 from lpcompile.errors import UsageError
 from lpcompile.passes.auxnet.derive import AuxNet, aux_io, derive
-from lpcompile.passes.auxnet.measure import REPEATS, Effort, Share, boundary_inputs, calibrate, measure_share
-from lpcompile.passes.auxnet.modules import INITS, take_weights
+from lpcompile.passes.auxnet.layers import INITS, take_weights
+from lpcompile.passes.auxnet.measure import REPEATS, Effort, MeasuredShare, boundary_inputs, calibrate, measure_share
 from lpcompile.passes.auxnet.recursive import compose, record
 from lpcompile.passes.auxnet.user import given_module, wrap
 from lpcompile.passes.auxnet.zeroing import set_to_zero
@@ -125,11 +125,11 @@ def make_auxnets(
 
 def _measurer(
     stage: Stage, given: list[torch.Tensor], inputs: list[torch.Tensor], effort: Effort
-) -> Callable[..., Share]:
+) -> Callable[..., MeasuredShare]:
     """How AuxNets of this stage are measured, one after another. What takes long is not run again for each."""
-    before: list[Share] = []
+    before: list[MeasuredShare] = []
 
-    def measure(aux: AuxNet, dtype: str = "") -> Share:
+    def measure(aux: AuxNet, dtype: str = "") -> MeasuredShare:
         own = given if aux_io(aux).lams else [inputs[i] for i in aux_io(aux).inputs]
         known = before[0].stage if before and effort.repeats < REPEATS else ()
         before.append(measure_share(stage, aux, given, own, effort.repeats, known, dtype))

@@ -1,18 +1,18 @@
-"""The figures of a report beside the graph: load and memory a rank, ranks over time, and ρ over K."""
+"""The charts of a report: load and memory by rank, ranks over time, ρ over K."""
 
 from __future__ import annotations
 
 from lpcompile.core.plan import Plan
+from lpcompile.core.tables import cost_unit, size
 from lpcompile.draw.charts import bars, chart, timelines
 from lpcompile.draw.figure import Figure
-from lpcompile.draw.tables import size
 from lpcompile.report.data import ReportData
 
-STATE = 3.0  # weights, gradients and one optimizer state, as the planner counts
+STATE_COPIES = 3.0  # weights, gradients and one optimizer state, as in the planner
 
 
 def load(plan: Plan) -> Figure:
-    """What each rank computes in a step, and the step's end."""
+    """The compute of each rank in a step, against the step time."""
     unit, rows = cost_unit(plan), []
     last = plan.K - 1
     for stage in plan.stages:
@@ -34,10 +34,10 @@ def load(plan: Plan) -> Figure:
 
 
 def memory(data: ReportData) -> Figure:
-    """What each rank holds at its peak, against its limit."""
+    """The peak memory of each rank, against its limit."""
     rows = []
     for stage in data.plan.stages:
-        state, saved = STATE * stage.parameter_bytes, stage.saved_bytes
+        state, saved = STATE_COPIES * stage.parameter_bytes, stage.saved_bytes
         parts = [("step", state, "weights, gradients, optimizer"), ("forward", saved, "activations"),
                  ("auxiliary", max(0.0, stage.memory_bytes - state - saved), "boundaries and AuxNets")]  # fmt: skip
         named = [(role, length, f"{what}: {size(length)}") for role, length, what in parts]
@@ -52,7 +52,7 @@ def over_time(data: ReportData) -> Figure:
 
 
 def sweep(data: ReportData) -> Figure:
-    """ρ over K, and the limit that no split can exceed."""
+    """ρ over K, and its upper limit."""
     points = sorted(data.sweep, key=lambda s: s.K)
     played = [(float(s.K), s.simulated) for s in points if s.simulated is not None]
     K = [float(s.K) for s in points]
@@ -60,7 +60,3 @@ def sweep(data: ReportData) -> Figure:
     if played:
         lines.append(("simulated", [k for k, _ in played], [rho for _, rho in played], ""))
     return chart(lines, "ρ, speedup over one rank", "K, number of stages", least=1, unit="", name="sweep")
-
-
-def cost_unit(plan: Plan) -> str:
-    return "GFLOP" if plan.cost == "flops" else "ms"

@@ -1,4 +1,4 @@
-"""What a report shows, as plain data: `report_data` takes it from a program and its plan.
+"""The content of a report as plain data: `report_data` takes it from a program and its plan.
 
 >>> data = report_data(program, program.plan)
 >>> Path("plan.html").write_text(page(data))
@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from lpcompile.core.plan import Plan
+from lpcompile.core.tables import Table, aux_table, boundary_table, cost_unit, size, stage_table, summary, unit_table
 from lpcompile.draw.charts import Lane
-from lpcompile.draw.tables import Table, aux_table, boundary_table, size, stage_table, summary, unit_table
 
 if TYPE_CHECKING:
     from torch import fx
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Node:
-    """A step inside a unit, in a row of its own; `lane` keeps values that live beside each other apart."""
+class StepNode:
+    """A step inside a unit, drawn in its own row; values that are alive at the same time have different lanes."""
 
     name: str
     what: str  # the layer's class, or the function
@@ -34,29 +34,29 @@ class Node:
 
 @dataclass(frozen=True)
 class Sweep:
-    """ρ with K stages, and its limit: what the most even split would give if AuxNets and messages cost nothing."""
+    """ρ with K stages, and its limit: ρ of the most even split with free AuxNets and messages."""
 
     K: int
     planned: float
-    simulated: float | None  # None where the method has no schedule for this K and batch
+    simulated: float | None  # None if the method has no schedule for this K and batch
     limit: float
 
 
 @dataclass(frozen=True)
 class ReportData:
-    """All of a report. Lanes are as `compare_timeline` makes them: one list a rank, times in ms."""
+    """The whole report. Lanes: one list of events per rank, times in ms, as `played.lanes` makes them."""
 
     name: str  # of the model
     plan: Plan
     facts: tuple[str, ...]  # sentences, the most important first
-    cards: tuple[tuple[str, str], ...] = ()  # figures to see first: (what it is, its value)
-    nodes: tuple[tuple[Node, ...], ...] = ()  # a unit; () where the graph is not at hand
-    edges: tuple[tuple[int, int], ...] = ()  # between units that are not neighbours, and neighbours too
-    limits: tuple[float, ...] = ()  # bytes a rank
+    cards: tuple[tuple[str, str], ...] = ()  # headline figures: (name, value)
+    nodes: tuple[tuple[StepNode, ...], ...] = ()  # by unit; () without a graph
+    edges: tuple[tuple[int, int], ...] = ()  # between units
+    limits: tuple[float, ...] = ()  # bytes by rank
     lanes: tuple[Lane, ...] = ()
     sweep: tuple[Sweep, ...] = ()
     tables: tuple[tuple[str, Table], ...] = ()
-    sources: Mapping[str, str] | None = None  # "stage_0", "auxnet_0", ... as emit writes them
+    sources: Mapping[str, str] | None = None  # "stage_0", "auxnet_0", ... as emitted
     source_note: str = ""  # why there are none
 
 
@@ -69,7 +69,7 @@ def report_data(
     tables: Sequence[tuple[str, Table]] = (),
     name: str = "",
 ) -> ReportData:
-    """All that program and plan know. Without a program, as for a saved plan, there are neither steps nor sources."""
+    """The report of a plan. Without a program, as for a saved plan, it has neither steps nor sources."""
     chain = tuple((i, i + 1) for i in range(len(plan.units) - 1))
     known = [("Stages", stage_table(plan))]
     known += [("Boundaries", boundary_table(plan))] if plan.boundaries else []
@@ -89,7 +89,7 @@ def report_data(
 
 
 def _cards(plan: Plan) -> tuple[tuple[str, str], ...]:
-    unit = "GFLOP" if plan.cost == "flops" else "ms"
+    unit = cost_unit(plan)
     return (
         (f"planned speedup, of at most {plan.K}", f"{plan.rho:.2f}×"),
         ("a planned step", f"{plan.step:.4g} {unit}"),
@@ -113,7 +113,7 @@ def _with_program(data: ReportData, program: Program) -> ReportData:
 
 
 def _sources(program: Program) -> tuple[dict[str, str] | None, str]:
-    """What `emit` would write for every part; a model whose source cannot be written still has a report."""
+    """The emitted source of every part; a model that cannot be emitted still has a report."""
     from lpcompile.emit.write import part_source, program_parts
     from lpcompile.errors import LpError
 
@@ -127,7 +127,7 @@ def _sources(program: Program) -> tuple[dict[str, str] | None, str]:
 
 
 def _spans(program: Program) -> list[Unit] | None:
-    """The steps of each unit of the plan; None for a program that was loaded, whose units nobody has looked for."""
+    """The steps of each unit of the plan; None for a loaded program, whose units are unknown."""
     from lpcompile.passes.split.cuts import cuts
     from lpcompile.passes.split.units import units
 
@@ -137,7 +137,7 @@ def _spans(program: Program) -> list[Unit] | None:
     return found if [u.name for u in found] == [u.name for u in program.plan.units] else None
 
 
-def _steps(program: Program, spans: list[Unit]) -> tuple[tuple[tuple[Node, ...], ...], tuple[tuple[int, int], ...]]:
+def _steps(program: Program, spans: list[Unit]) -> tuple[tuple[tuple[StepNode, ...], ...], tuple[tuple[int, int], ...]]:
     from lpcompile.passes.graph.liveness import liveness
 
     live = liveness(program.captured._lp_graphs[True], program.captured._lp.model)
@@ -153,8 +153,8 @@ def _steps(program: Program, spans: list[Unit]) -> tuple[tuple[tuple[Node, ...],
     return nodes, tuple(sorted(edges))
 
 
-def _unit_nodes(steps: Sequence[fx.Node], modules: Mapping[str, Any]) -> tuple[Node, ...]:
-    """Its steps in order, after a row for each value from outside; a value keeps its lane until its last use."""
+def _unit_nodes(steps: Sequence[fx.Node], modules: Mapping[str, Any]) -> tuple[StepNode, ...]:
+    """A unit's inputs, then its steps in order, one row each; a value keeps its lane until its last use."""
     inside = set(steps)
     outside = list(dict.fromkeys(s for n in steps for s in n.all_input_nodes if s not in inside and _counts(s)))
     rows = {node: i for i, node in enumerate([*outside, *steps])}
@@ -168,12 +168,12 @@ def _unit_nodes(steps: Sequence[fx.Node], modules: Mapping[str, Any]) -> tuple[N
         sources = tuple(rows[s] for s in node.all_input_nodes if s in rows) if node in inside else ()
         shape = str(node.meta["spec"]) if node.meta.get("spec") is not None else ""
         what = _what(node, modules) if node in inside else "comes in"
-        found.append(Node(_path(node), what, shape, lane, sources))
+        found.append(StepNode(_path(node), what, shape, lane, sources))
     return tuple(found)
 
 
 def _counts(node: fx.Node) -> bool:
-    """Whether a value from outside is worth a row: not a parameter that a function uses, and not a size."""
+    """Whether an input gets a row: not for parameters of functions, and not for sizes."""
     return node.op != "get_attr" and "symbol" not in node.meta
 
 

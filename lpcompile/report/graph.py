@@ -1,4 +1,4 @@
-"""The model as a graph: a column of units for every stage, what crosses between them, and the AuxNets above.
+"""The model as a graph: a column of units per stage, boundaries between them, AuxNets above.
 
 x ──────▶ AuxNet ──▶ λ1 ─────▶ AuxNet ──▶ λ2          the row of AuxNets: λ without waiting for the stages
 │                    ┊│                   ┊│
@@ -13,21 +13,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lpcompile.core.plan import BoundaryPlan, Plan
+from lpcompile.core.tables import size
 from lpcompile.draw.charts import LETTER
 from lpcompile.draw.figure import Figure, Group, Item, Line, Point, Rect, Text, hue_of
-from lpcompile.draw.tables import size
 from lpcompile.report.data import ReportData
 
-BOX, TALL, GAP = (176, 26), 16, 12  # pixels of a unit; units below each other before another column; between two
+BOX, GAP = (176, 26), 12  # pixels of a unit, and between two
+MAX_TALL = 16  # units below each other before a stage gets another column
 PAD, BETWEEN = 14, 92  # pixels around the units of a stage, and between stages
 AUX = (132, 34)
-TOP = 128  # where units begin
+TOP = 128  # y of the first unit
 PILL = (64, 20)
 
 
 @dataclass(frozen=True)
-class Column:
-    """Where a stage is drawn."""
+class StageColumn:
+    """The position of a stage in the drawing."""
 
     x: float
     width: float
@@ -36,7 +37,7 @@ class Column:
 
     @property
     def enters(self) -> Point:
-        """Where its input is written: above its first unit."""
+        """Position of its input: above its first unit."""
         return self.units[0][0] + BOX[0] / 2, TOP - 42
 
     @property
@@ -62,26 +63,26 @@ def graph(data: ReportData) -> Figure:
     return Figure("graph", columns[-1].x + columns[-1].width + PAD, height, tuple(items))
 
 
-def _columns(plan: Plan) -> list[Column]:
+def _columns(plan: Plan) -> list[StageColumn]:
     found, x = [], float(PAD)
     for stage in plan.stages:
         count = stage.last - stage.first + 1
-        across = -(-count // TALL)
+        across = -(-count // MAX_TALL)
         tall = -(-count // across)
         units = tuple((x + PAD + (i // tall) * (BOX[0] + 34), TOP + (i % tall) * (BOX[1] + GAP)) for i in range(count))
         width = 2 * PAD + across * BOX[0] + (across - 1) * 34
-        found.append(Column(x, width, TOP + tall * (BOX[1] + GAP) - GAP + PAD, units))
+        found.append(StageColumn(x, width, TOP + tall * (BOX[1] + GAP) - GAP + PAD, units))
         x += width + BETWEEN
     return found
 
 
-def _panel(plan: Plan, k: int, column: Column) -> Rect:
+def _panel(plan: Plan, k: int, column: StageColumn) -> Rect:
     stage = plan.stages[k]
     title = f"stage {k} on rank {k}: {stage.last - stage.first + 1} units, {stage.parameters:,} parameters"
     return Rect(column.x, TOP - 26, column.width, column.bottom - TOP + 26, "stage", title, 8)
 
 
-def _heading(plan: Plan, k: int, column: Column) -> tuple[Item, ...]:
+def _heading(plan: Plan, k: int, column: StageColumn) -> tuple[Item, ...]:
     spent = plan.stages[k].forward + plan.stages[k].backward
     share = 100 * spent / (sum(s.forward + s.backward for s in plan.stages) or 1.0)
     return (
@@ -90,7 +91,7 @@ def _heading(plan: Plan, k: int, column: Column) -> tuple[Item, ...]:
     )
 
 
-def _unit(data: ReportData, i: int, column: Column, hue: int) -> Group:
+def _unit(data: ReportData, i: int, column: StageColumn, hue: int) -> Group:
     plan = data.plan
     stage = next(s for s in plan.stages if s.first <= i <= s.last)
     unit, (x, y) = plan.units[i], column.units[i - stage.first]
@@ -110,8 +111,8 @@ def _unit(data: ReportData, i: int, column: Column, hue: int) -> Group:
     return Group(tuple(items), hue, ("unit", str(i)))
 
 
-def _edges(data: ReportData, columns: Sequence[Column]) -> list[Item]:
-    """Between units; neighbours in two stages are left to the boundary between them."""
+def _edges(data: ReportData, columns: Sequence[StageColumn]) -> list[Item]:
+    """Edges between units; between neighbours in two stages, the boundary is drawn instead."""
     stage_of = {i: s.index for s in data.plan.stages for i in range(s.first, s.last + 1)}
     found: list[Item] = []
     for i, j in data.edges:
@@ -135,8 +136,8 @@ def _edges(data: ReportData, columns: Sequence[Column]) -> list[Item]:
     return found
 
 
-def _inputs(plan: Plan, columns: Sequence[Column]) -> list[Item]:
-    """The model inputs above the stages that need them."""
+def _inputs(plan: Plan, columns: Sequence[StageColumn]) -> list[Item]:
+    """The model inputs, above the stages that use them."""
     found: list[Item] = []
     for stage, column in zip(plan.stages, columns, strict=True):
         if not stage.inputs:
@@ -150,7 +151,7 @@ def _inputs(plan: Plan, columns: Sequence[Column]) -> list[Item]:
     return found
 
 
-def _boundary(plan: Plan, boundary: BoundaryPlan, columns: Sequence[Column], hues: Sequence[int]) -> list[Item]:
+def _boundary(plan: Plan, boundary: BoundaryPlan, columns: Sequence[StageColumn], hues: Sequence[int]) -> list[Item]:
     k = boundary.index
     below, above = columns[k - 1], columns[k]
     (x, y), (ex, ey) = below.leaves, above.enters
@@ -174,7 +175,7 @@ def _boundary(plan: Plan, boundary: BoundaryPlan, columns: Sequence[Column], hue
     return found
 
 
-def _auxnet(plan: Plan, boundary: BoundaryPlan, columns: Sequence[Column], hues: Sequence[int]) -> Group:
+def _auxnet(plan: Plan, boundary: BoundaryPlan, columns: Sequence[StageColumn], hues: Sequence[int]) -> Group:
     aux, k = boundary.aux, boundary.index
     assert aux is not None
     from_input = aux.kind.startswith("recursive")
@@ -208,7 +209,7 @@ def _width(text: str) -> float:
 
 
 def _route(start: Point, rail: float, end: Point, role: str) -> list[Item]:
-    """Along the gap between two stages, up to the next one's input."""
+    """A line through the gap between two stages, up to the input of the second."""
     way = (start, (rail, start[1]), (rail, end[1]), end)
     return [*_arrow(way)] if role == "edge" else [Line(way, role)]
 
@@ -226,12 +227,12 @@ def _arrow(way: tuple[Point, ...]) -> list[Item]:
 
 
 def _end(text: str, most: int) -> str:
-    """Of a module's path the end, where the numbers of its block are."""
+    """The end of a module's path, which has the numbers of its block."""
     return text if len(text) <= most else f"…{text[1 - most :]}"
 
 
 def shorten(text: str, most: int) -> str:
-    """Both ends of a name tell more than its beginning."""
+    """Drop the middle of a long name, which tells least."""
     if len(text) <= most:
         return text
     keep = most - 1

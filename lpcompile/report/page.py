@@ -1,9 +1,9 @@
-"""`inspect --html FILE`: the plan as one page that needs nothing else.
+"""`inspect --html FILE`: the plan as one self-contained page.
 
 >>> text = page(report_data(program, program.plan))
 
-Figures are drawn here; `report.js` moves and searches the graph and fills the panel beside it from data in the page.
-Every text from outside is escaped here, or set as text there.
+Figures are drawn here; `report.js` moves and searches the graph and fills the panel beside it from JSON in the page.
+Names from the model are escaped here, or set as text there.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from lpcompile.core.plan import AuxPlan, Plan
+from lpcompile.core.tables import Table, cost_unit, size
 from lpcompile.draw import html
 from lpcompile.draw.figure import Figure, hue_of, svg, svg_file
 from lpcompile.draw.html import KIND_NAMES, cell, legend, part, table
 from lpcompile.draw.png import png
-from lpcompile.draw.tables import Table, size
-from lpcompile.report.charts import cost_unit, load, memory, over_time, sweep
+from lpcompile.report.charts import load, memory, over_time, sweep
 from lpcompile.report.data import ReportData
 from lpcompile.report.graph import graph
 
@@ -29,7 +29,7 @@ LIMIT = "The limit is what the most even split of these units would give if AuxN
 
 
 def page(data: ReportData) -> str:
-    """The whole page, a few hundred kilobytes at most."""
+    """The whole page: a few hundred kilobytes at most."""
     plan = data.plan
     return html.page(
         "report",
@@ -58,13 +58,13 @@ def page(data: ReportData) -> str:
 
 
 def figures(data: ReportData) -> list[Figure]:
-    """All that can be drawn."""
+    """All figures of the report."""
     found = [graph(data), load(data.plan), memory(data)]
     return [*found, *([over_time(data)] if any(data.lanes) else []), *([sweep(data)] if data.sweep else [])]
 
 
 def write_figures(data: ReportData, folder: Path) -> list[Path]:
-    """Each figure as SVG and as PNG."""
+    """Write each figure as SVG and as PNG; returns the files."""
     folder.mkdir(parents=True, exist_ok=True)
     written = []
     for figure in figures(data):
@@ -76,7 +76,7 @@ def write_figures(data: ReportData, folder: Path) -> list[Path]:
 
 
 def panels(data: ReportData) -> dict[str, Any]:
-    """What a click shows: a heading, facts by name, and for stages and AuxNets the source."""
+    """The content of the panel after a click: a heading, named facts, and the source of stages and AuxNets."""
     plan, sources = data.plan, data.sources or {}
     unit = cost_unit(plan)
     stage_of = {i: s.index for s in plan.stages for i in range(s.first, s.last + 1)}
@@ -123,12 +123,8 @@ def _aux_panel(plan: Plan, k: int, aux: AuxPlan | None, sources: Any) -> dict[st
     return {"name": f"AuxNet {k}, in the place of stage {k}", "facts": facts, "source": sources.get(f"auxnet_{k}", "")}
 
 
-def _key(k: int, K: int) -> str:
-    return f'<button data-stage="{k}" style="--hue:{hue_of(k, K)}"><i></i>stage {k}</button>'
-
-
 def _json(value: Any) -> str:
-    """JSON that no text can leave: a script element ends at `</script` and nowhere else."""
+    """JSON that is safe inside a script element: `<` is escaped, so no text can contain `</script`."""
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c")
 
 

@@ -1,9 +1,9 @@
-"""A device spec of this machine, measured in a few seconds: what K processes cost each other, and what messages cost.
+"""The device spec of this machine, measured in a few seconds: slowdown of K processes at once, time of messages.
 
 >>> calibrate(2)          # DeviceSpec('this-machine', memory_gb_per_s=..., inside=LinkSpec(...), scale=...)
 
-Plans are measured by one process. When every core has one, caches and memory are shared, and all are slower: that is
-`scale`. Nothing here knows of methods, schedules or models.
+Plans are measured by one process. With one process on every core, caches and memory are shared and all are slower:
+that is `scale`. Nothing here depends on methods, schedules or models.
 """
 
 from __future__ import annotations
@@ -22,18 +22,19 @@ from lpcompile.runtime.launch import launch
 from lpcompile.simulate.device_spec import THIS_MACHINE, DeviceSpec, LinkSpec
 
 ROUNDS = 15
-MESSAGE = 2**21  # numbers of a message: 8 MiB
+MESSAGE = 2**21  # float32 numbers of a long message: 8 MiB
 
 
 def calibrate(processes: int = 2, rounds: int = ROUNDS) -> DeviceSpec:
-    """Measured with so many processes, one a core; the machine should have nothing else to do."""
+    """Measure with this many processes, one per core; the machine should be idle otherwise."""
     found = launch.launch(_measure, (rounds,), world=processes)
     return spec_of(found, processes)
 
 
 def spec_of(found: dict[str, float], processes: int) -> DeviceSpec:
-    """From times in ms: `alone` and `together` for the same work, `ping` and `message` for a message of a few bytes and
-    a long one, `during` for the work while a long message comes in and another goes out, `add` and `unit`."""
+    """The spec from times in ms: `alone` and `together` are the same work on one process and on all, `ping` and
+    `message` a short and a long message, `during` the work while a long message comes in and another goes out, `add` an
+    addition of two long tensors, `unit` the forward of a block at one sample."""
     nbytes = 4 * MESSAGE
     transfer = max(found["message"] - found["ping"], 1e-3)
     busy = max(0.0, found["during"] - found["together"]) / (2 * found["message"])  # one comes, one goes
@@ -49,7 +50,7 @@ def spec_of(found: dict[str, float], processes: int) -> DeviceSpec:
 
 
 class Block(nn.Module):
-    """A residual block: what units of most models are like."""
+    """A residual block, like the units of most models."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -63,7 +64,7 @@ class Block(nn.Module):
 
 
 def _measure(rounds: int) -> dict[str, float]:
-    """On every rank; what rank 0 returns counts."""
+    """Runs on every rank; rank 0's times are used."""
     rank, world = dist.get_rank(), dist.get_world_size()
     model = nn.Sequential(*(Block(16) for _ in range(4)))
     x, tiny = torch.randn(32, 16, 32, 32), torch.randn(1, 16, 2, 2)
@@ -117,7 +118,7 @@ def _median(function: Callable[[], Any], rounds: int) -> float:
 
 
 def _pass_around(tensor: Tensor, rank: int, world: int) -> None:
-    """A tensor goes from rank to rank until it is back: `world` messages, one after another."""
+    """Send a tensor around the ring of ranks: `world` messages, one after another."""
     if world == 1:
         return
     after, before = (rank + 1) % world, (rank - 1) % world

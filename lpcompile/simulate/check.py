@@ -1,10 +1,9 @@
-"""Predicted against measured: steps of real training on K processes of this machine, for every method.
+"""Predicted against measured step times: real training on K processes of this machine, by every method.
 
 >>> print(check_text(check(["resnet110"], methods=["bp", "penalty"])))
 
-Costs are measured once for each model, on one core, as plans are; the simulator gets nothing else from this machine but
-the device spec. Then K processes train, one core each, and their traces say how long a step took and how much of it
-every rank computed.
+Costs are measured once per model on one core, as for plans; the device spec is all else that the simulator knows of
+this machine. Then K processes train, one core each, and their traces give the step time and each rank's compute.
 """
 
 from __future__ import annotations
@@ -22,15 +21,15 @@ import torch.nn.functional as F
 
 from lpcompile import sources
 from lpcompile.compile import parallelize
-from lpcompile.draw.tables import table
+from lpcompile.core.tables import Column, table_of
 from lpcompile.errors import LpError
 from lpcompile.passes.profile.profile import fresh_costs
 from lpcompile.runtime.methods import METHODS
 from lpcompile.simulate.device_spec import THIS_MACHINE, DeviceSpec
 from lpcompile.simulate.step import simulate
 
-MODELS = {"resnet110": 64, "wide_resnet16_4": 64, "vit_s16_96": 32}  # with the batch to check them at
-STEPS, EPOCHS = 8, 2  # the first epoch is left out: caches are cold, and stored λ begin there
+MODELS = {"resnet110": 64, "wide_resnet16_4": 64, "vit_s16_96": 32}  # model: batch
+STEPS, EPOCHS = 8, 2  # the first epoch is warm-up: cold caches, first stored λ
 
 
 @dataclass(frozen=True)
@@ -44,7 +43,7 @@ class Checked:
     measured: float
     busy: tuple[float, ...]  # predicted, a rank
     computed: tuple[float, ...]  # measured, a rank
-    why: str = ""  # there is no row
+    why: str = ""  # why nothing was measured
 
     @property
     def off(self) -> float:
@@ -61,7 +60,7 @@ def check(
     steps: int = STEPS,
     tell: Callable[[Checked], None] | None = None,
 ) -> list[Checked]:
-    """All models by all methods; `tell` gets every row as it is found."""
+    """Check all models by all methods; `tell` is called with every finished row."""
     found = []
     with fresh_costs():
         for name in models:
@@ -102,8 +101,8 @@ def _sgd(parameters: Any) -> torch.optim.Optimizer:
 
 
 def measured_step(events: Sequence[dict[str, Any]], K: int, first: int, last: int) -> tuple[float, tuple[float, ...]]:
-    """From a trainer's trace: the median time from step to step, of the rank where it is longest, and the ms that each
-    rank computes in one. Only steps from `first` to before `last` count."""
+    """The step time and each rank's compute per step, in ms, from a trainer's trace: medians over the steps from
+    `first` to before `last`; the step time is the slowest rank's."""
     lengths, computed = [], []
     for rank in range(K):
         mine = [e for e in events if e["ph"] == "X" and e["pid"] == rank and first <= e["args"]["step"] < last]
@@ -116,19 +115,21 @@ def measured_step(events: Sequence[dict[str, Any]], K: int, first: int, last: in
 
 
 def check_text(rows: Sequence[Checked], device: DeviceSpec | None = None) -> str:
-    """The table, and how far off it is at most."""
-    cells = [
-        [r.model, r.method, r.K, f"{r.predicted:.1f}", f"{r.measured:.1f}", f"{100 * r.off:+.0f} %",
-         " ".join(f"{b:.1f}" for b in r.busy), " ".join(f"{c:.1f}" for c in r.computed)]
-        if not r.why else [r.model, r.method, r.K, "-", "-", "-", "", r.why]
-        for r in rows
-    ]  # fmt: skip
-    headers = ["model", "method", "K", "predicted ms", "measured ms", "off by", "predicted work by rank",
-               "measured work by rank"]  # fmt: skip
+    """The table, and the largest error."""
+    columns: list[Column[Checked]] = [
+        Column("model", lambda r: r.model),
+        Column("method", lambda r: r.method),
+        Column("K", lambda r: r.K),
+        Column("predicted ms", lambda r: "-" if r.why else f"{r.predicted:.1f}"),
+        Column("measured ms", lambda r: "-" if r.why else f"{r.measured:.1f}"),
+        Column("off by", lambda r: "-" if r.why else f"{100 * r.off:+.0f} %"),
+        Column("predicted work by rank", lambda r: " ".join(f"{b:.1f}" for b in r.busy)),
+        Column("measured work by rank", lambda r: r.why or " ".join(f"{c:.1f}" for c in r.computed)),
+    ]
     real = [abs(r.off) for r in rows if not r.why]
     within = sum(off <= 0.1 for off in real)
     end = (
         f"{within} of {len(real)} within 10 %; at most {100 * max(real):.0f} % off" if real else "nothing was measured"
     )
     spec = f"\npredicted with {device}" if device is not None else ""
-    return f"{table(cells, headers)}\n\n{end}{spec}"
+    return f"{table_of(rows, columns)}\n\n{end}{spec}"

@@ -1,4 +1,4 @@
-"""What a plan is simulated on: how fast a device computes, and what carries tensors between devices and nodes.
+"""Device specs: how fast a device computes, and the links between devices and between nodes.
 
 >>> device_spec("h100").across.time(2**20)      # ms for a MiB between two nodes
 >>> device_spec("cluster.json")                  # your own: see `DeviceSpec`
@@ -20,25 +20,25 @@ VERSION = 1
 
 @dataclass(frozen=True)
 class LinkSpec:
-    """One link, in one direction."""
+    """One direction of a link between devices."""
 
     gigabytes_per_s: float
     latency_us: float
 
     def time(self, nbytes: float, share: float = 1.0) -> float:
-        """ms for so many bytes with this share of the bandwidth."""
+        """ms to transfer `nbytes` with this share of the bandwidth."""
         return self.latency_us / 1e3 + nbytes / (self.gigabytes_per_s * 1e6 * share)
 
 
 @dataclass(frozen=True)
 class DeviceSpec:
-    """Devices in nodes. Rates are those that training really gets, not peaks.
+    """Devices in nodes. Rates are those that training achieves, not peaks.
 
-    flops: FLOP/s of a device, with which counted costs become times. scale: how many times as fast as the machine that
-        measured a plan; where given, measured plans keep their measured costs. At least one of the two is needed.
-    memory_gb_per_s: for what only moves bytes (penalties, corrections, optimizers), and as a bound for counted costs.
-    overhead_us: what one unit of the model costs at no samples at all, forward; twice that backward.
-    overlap: the share of a transfer that does not keep the two devices from computing: 1 on GPUs, 0 on plain CPUs.
+    flops: FLOP/s of a device, which turn counted costs into times. scale: speed relative to the machine that measured
+        a plan; where given, measured plans keep their measured costs. At least one of the two is needed.
+    memory_gb_per_s: memory bandwidth, for penalties, corrections and optimizers, and as a bound for counted costs.
+    overhead_us: fixed cost of one unit's forward, at any number of samples; the backward has twice that.
+    overlap: the share of a transfer during which both devices can compute: 1 on GPUs, 0 on plain CPUs.
     gpus: devices in a node; inside: the link between two of them; across: one of a node's `links` to other nodes.
     """
 
@@ -60,42 +60,24 @@ class DeviceSpec:
 
 
 NOMINAL = DeviceSpec("nominal", 400, LinkSpec(25, 10), LinkSpec(5, 20), flops=1e12)
-THIS_MACHINE = DeviceSpec(
-    "this-machine",
-    30,
-    LinkSpec(1.7, 60),
-    LinkSpec(0.1, 200),
-    flops=5e10,
-    scale=1.0,
-    overhead_us=70,
-    overlap=0.0,
-    gpus=2,
-)
-BUILT_IN = {
-    spec.name: spec
-    for spec in (
-        NOMINAL,
-        THIS_MACHINE,
-        DeviceSpec("v100", 750, LinkSpec(40, 10), LinkSpec(10, 20), flops=6e12, overhead_us=60, links=4, memory_gib=32),
-        DeviceSpec(
-            "h100", 2500, LinkSpec(300, 8), LinkSpec(42, 15), flops=2e14, overhead_us=40, links=8, memory_gib=80
-        ),
-        DeviceSpec(
-            "10gbe-gpu", 750, LinkSpec(10, 15), LinkSpec(1.1, 50), flops=6e12, overhead_us=60, gpus=4, memory_gib=32
-        ),
-        DeviceSpec(
-            "10gbe-cpu", 60, LinkSpec(1.1, 50), LinkSpec(1.1, 50), flops=8e11, overhead_us=30, overlap=0.5, gpus=1
-        ),
-    )
-}
-ABOUT = {
-    "nominal": "1 TFLOP/s and PCIe: for counted costs where no device is named",
-    "this-machine": "processes on one machine over gloo; measured costs as they are",
-    "v100": "V100 (float32) with NVLink, 8 a node, four 100 Gb/s InfiniBand links",
-    "h100": "H100 (TF32) with NVLink, 8 a node, eight 400 Gb/s InfiniBand links",
-    "10gbe-gpu": "V100 on PCIe, 4 a node, one 10 Gb Ethernet link",
-    "10gbe-cpu": "servers with CPUs alone, one 10 Gb Ethernet link each",
-}
+THIS_MACHINE = DeviceSpec("this-machine", 30, LinkSpec(1.7, 60), LinkSpec(0.1, 200), flops=5e10, scale=1.0,
+                          overhead_us=70, overlap=0.0, gpus=2)  # fmt: skip
+_SPECS = (
+    # 1 TFLOP/s and PCIe: for counted costs where no device is named
+    NOMINAL,
+    # processes on one machine over gloo; measured costs as they are
+    THIS_MACHINE,
+    # V100 (float32) with NVLink, 8 a node, four 100 Gb/s InfiniBand links
+    DeviceSpec("v100", 750, LinkSpec(40, 10), LinkSpec(10, 20), flops=6e12, overhead_us=60, links=4, memory_gib=32),
+    # H100 (TF32) with NVLink, 8 a node, eight 400 Gb/s InfiniBand links
+    DeviceSpec("h100", 2500, LinkSpec(300, 8), LinkSpec(42, 15), flops=2e14, overhead_us=40, links=8, memory_gib=80),
+    # V100 on PCIe, 4 a node, one 10 Gb Ethernet link
+    DeviceSpec("10gbe-gpu", 750, LinkSpec(10, 15), LinkSpec(1.1, 50), flops=6e12, overhead_us=60, gpus=4,
+               memory_gib=32),
+    # servers with CPUs alone, one 10 Gb Ethernet link each
+    DeviceSpec("10gbe-cpu", 60, LinkSpec(1.1, 50), LinkSpec(1.1, 50), flops=8e11, overhead_us=30, overlap=0.5, gpus=1),
+)  # fmt: skip
+BUILT_IN = {spec.name: spec for spec in _SPECS}  # the only list: help texts and errors read it
 
 
 def device_spec(given: str) -> DeviceSpec:
@@ -119,7 +101,7 @@ def device_spec(given: str) -> DeviceSpec:
 
 
 def from_json(data: Any, where: str = "device spec") -> DeviceSpec:
-    """Checked field by field: errors say which one is broken, and how."""
+    """Checks every field; an error names the field, its value and what to give instead."""
     if not isinstance(data, dict) or data.get("version") != VERSION:
         found = data.get("version") if isinstance(data, dict) else None
         raise UsageError(

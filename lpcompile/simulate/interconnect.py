@@ -1,6 +1,6 @@
-"""Where the ranks of K stages and R replicas stand, and what it takes to get tensors between them.
+"""The network between the ranks of K stages and R replicas: which links they use, and transfer times.
 
-Rank r of replica j is device jK + r, nodes are filled one after another: as the runtime's mesh numbers them.
+Rank r of replica j is device jK + r, and nodes are filled one after another, as in the runtime's mesh.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from lpcompile.simulate.device_spec import DeviceSpec
 
 @dataclass(frozen=True)
 class Network:
-    """One replica's view: the one with the most boundaries between nodes, for the step waits for all."""
+    """The network as the slowest replica sees it: the one with the most boundaries between nodes."""
 
     device: DeviceSpec
     K: int
@@ -23,7 +23,7 @@ class Network:
 
     @cached_property
     def first(self) -> int:
-        """The place, within a node, of the first rank of that replica."""
+        """The position within its node of that replica's first rank."""
         places = {j * self.K % self.device.gpus for j in range(min(self.replicas, self.device.gpus))}
         return max(sorted(places), key=lambda first: (first + self.K - 1) // self.device.gpus)
 
@@ -36,13 +36,13 @@ class Network:
         return link.time(nbytes)
 
     def meeting(self) -> float:
-        """ms of a collective of a few bytes over the stages: a tree up and down."""
+        """ms of a collective of a few bytes over all stages: up and down a tree."""
         link = self.device.across if self.K > self.device.gpus else self.device.inside
         return 2 * math.ceil(math.log2(self.K)) * link.time(8) if self.K > 1 else 0.0
 
     def average(self, nbytes: float) -> float:
-        """ms of an all-reduce over the replicas of a stage: rings within nodes, and between them one ring for each of
-        the node's replicas over its part of the tensor. All stages do this at once and share the node's links."""
+        """ms of an all-reduce over the replicas of a stage: a ring within each node, then, for each of a node's
+        replicas, a ring between nodes over its part of the tensor. All stages share the node's links."""
         gpus = self.device.gpus
         near = max(1, min(self.replicas, gpus // self.K if self.K <= gpus else 1))
         nodes = math.ceil(self.replicas / near)
@@ -53,8 +53,7 @@ class Network:
 
 
 def ring(members: int, nbytes: float, time: Callable[[float], float]) -> float:
-    """2(n - 1) messages of an n-th part each; over many members a tree, whose latency grows more slowly."""
-
+    """ms of an all-reduce: 2(n - 1) messages of 1/n each, or a tree where its lower latency makes it faster."""
     if members < 2:
         return 0.0
     return min(2 * (members - 1) * time(nbytes / members), 2 * math.ceil(math.log2(members)) * time(nbytes))

@@ -1,7 +1,7 @@
-"""What each instruction of a schedule costs on a device, from the costs in a plan.
+"""The cost of each instruction of a schedule on a device, from the costs in a plan.
 
-A plan's costs are for one mini-batch. A micro-batch takes its share of them, but for what a unit costs at no samples
-at all (`overhead_us` of the device), which it takes in full.
+A plan's costs are for one mini-batch. A micro-batch has its share of them, and the full fixed cost of each unit
+(the device's `overhead_us`).
 """
 
 from __future__ import annotations
@@ -12,39 +12,39 @@ from dataclasses import dataclass
 from lpcompile.core.cost import UnitCost
 from lpcompile.core.plan import Plan
 from lpcompile.core.schedule import Instruction
-from lpcompile.passes.profile.split_backward_cost import FIRST, OTHERS
+from lpcompile.passes.profile.split_backward_cost import DEFAULT_SHARES, FIRST_STAGE_SHARES
 from lpcompile.simulate.device_spec import DeviceSpec
 
-# How often an instruction moves its boundary's bytes through memory: reads and writes of the handler's tensors.
+# Passes over the boundary's bytes in memory: reads and writes of the instruction's tensors.
 BOUNDARY_PASSES = {"penalize": 8, "correct": 3, "recall": 3, "store": 8, "kappa": 3, "multiply": 8}
 STEP_PASSES = 8  # over a rank's parameters: the gradient's norm, clipping, SGD with momentum
 STASH_PASSES = 2
-FREE = ("recv", "wait", "send", "offer", "draw", "average", "tied", "norm")  # played as what they are, not as work
+COMMUNICATION = ("recv", "wait", "send", "offer", "draw", "average", "tied", "norm")  # costs come from the network
 
 
 @dataclass(frozen=True)
-class Costs:
-    """ms and bytes for one micro-batch; by rank, or by boundary where that is what an instruction names."""
+class InstructionCosts:
+    """ms and bytes of one micro-batch, by rank or by boundary."""
 
     forward: tuple[float, ...]
     backward: tuple[float, ...]
-    parts: tuple[tuple[float, ...], ...]  # of a backward's input and weight part, over the undivided one
+    parts: tuple[tuple[float, ...], ...]  # by rank: input and weight part of a backward, relative to the whole
     aux_forward: dict[int, float]
     aux_backward: dict[int, float]
     sizes: dict[int, float]  # bytes that cross a boundary
-    gradients: dict[int, float]  # of those that have gradients
-    parameters: tuple[float, ...]  # bytes by rank, with its AuxNets
+    gradients: dict[int, float]  # the part of these that has gradients
+    parameters: tuple[float, ...]  # bytes by rank, AuxNets included
     ms_per_byte: float
     overhead: float
-    serial: float  # the whole mini-batch on one device, its step included
+    serial: float  # the whole mini-batch on one device, optimizer step included
 
     def message(self, kind: str, boundary: int) -> float:
         return (self.gradients if kind in ("p", "kappa") else self.sizes).get(boundary, 0.0)
 
     def of(self, rank: int, item: Instruction) -> float | None:
-        """ms of an instruction; None where nothing is known about it."""
+        """ms of an instruction; None if its cost is unknown."""
         k, op = item.boundary, item.op
-        if op in FREE:
+        if op in COMMUNICATION:
             return 0.0
         if op in ("forward", "replay"):
             return self.forward[rank]
@@ -68,8 +68,8 @@ class Costs:
         return None
 
 
-def costs_of(plan: Plan, device: DeviceSpec, micro: int, share: float = 1.0) -> Costs:
-    """The costs of a plan on a device, for steps of `share` of the plan's batch in `micro` micro-batches."""
+def costs_of(plan: Plan, device: DeviceSpec, micro: int, share: float = 1.0) -> InstructionCosts:
+    """Costs of a plan on a device, with `share` of the plan's batch per step in `micro` micro-batches."""
     part = share / micro
     forward, backward = stage_times(plan, device, part)
     whole = sum(unit_times(plan.units, plan.cost, device, share, plan.part))
@@ -89,10 +89,10 @@ def costs_of(plan: Plan, device: DeviceSpec, micro: int, share: float = 1.0) -> 
             parameters[b.aux.rank] += b.aux.parameter_bytes
     ms_per_byte, overhead = 1 / (device.memory_gb_per_s * 1e6), device.overhead_us / 1e3
     step = overhead + STEP_PASSES * sum(s.parameter_bytes for s in plan.stages) * ms_per_byte
-    return Costs(
+    return InstructionCosts(
         tuple(forward),
         tuple(backward),
-        tuple(s.parts or (OTHERS if s.index else FIRST) for s in plan.stages),
+        tuple(s.parts or (DEFAULT_SHARES if s.index else FIRST_STAGE_SHARES) for s in plan.stages),
         aux_forward,
         aux_backward,
         sizes,
@@ -105,7 +105,7 @@ def costs_of(plan: Plan, device: DeviceSpec, micro: int, share: float = 1.0) -> 
 
 
 def loss_of(plan: Plan, device: DeviceSpec) -> float:
-    """What the undivided step has beside the model's units."""
+    """ms of the undivided step that are not in the model's units: the loss."""
     if plan.cost != "measured" or device.scale is None:
         return 0.0
     return max(0.0, plan.serial - sum(u.forward + u.backward for u in plan.units)) / device.scale
@@ -120,14 +120,14 @@ def stage_times(plan: Plan, device: DeviceSpec, share: float) -> tuple[list[floa
 def unit_times(
     units: Sequence[UnitCost], cost: str, device: DeviceSpec, share: float, part: float = 1.0
 ) -> tuple[float, float]:
-    """Forward and backward ms of these units, one after another; their costs were measured with a part of the batch."""
+    """Forward and backward ms of consecutive units for a share of the batch. part: the share that was measured."""
     overhead, forward, backward = device.overhead_us / 1e3, 0.0, 0.0
     counted = device.flops is not None and (device.scale is None or cost != "measured")
     for u in units:
         if counted:
             assert device.flops is not None
             per_flop, per_byte = 1e3 / device.flops, 1 / (device.memory_gb_per_s * 1e6)
-            # What is saved is written and read again; its gradient is, too.
+            # Activations are written and read again; so are their gradients.
             moved = 2 * u.saved_bytes * share + u.parameter_bytes
             forward += overhead + max(u.forward_flops * share * per_flop, moved * per_byte)
             backward += 2 * overhead + max(u.backward_flops * share * per_flop, 2 * moved * per_byte)
@@ -139,8 +139,7 @@ def unit_times(
 
 
 def _part(whole: float, fixed: float, share: float, part: float) -> float:
-    """The time of a share of the batch, of which something does not depend on the number of samples, from that of the
-    part that was measured."""
+    """The time for a share of the batch, from the time of the measured part; `fixed` does not depend on samples."""
     once = whole * part
     fixed = min(fixed, once / 2)
     return fixed + (once - fixed) * share / part

@@ -1,4 +1,4 @@
-"""What to expect of a plan: the simulated step, its boundaries against their neighbours, other K, other methods.
+"""The outlook of a plan: simulated step, critical path, moved boundaries, other K, other methods, advice.
 
 >>> found = outlook(program.plan)
 >>> print(outlook_text(found))          # lpcompile.simulate.outlook_text
@@ -16,18 +16,22 @@ from lpcompile.errors import LpError
 from lpcompile.planning.replan import moved, replan
 from lpcompile.runtime.engine.schedules import default_schedule
 from lpcompile.runtime.methods import METHODS
+from lpcompile.simulate.critical_path import AUXNET, AVERAGE, MESSAGE, STAGE, CriticalPath, critical_path, total
 from lpcompile.simulate.device_spec import DeviceSpec
+from lpcompile.simulate.interconnect import Network
+from lpcompile.simulate.op_costs import costs_of
 from lpcompile.simulate.rank_memory import rank_memory
 from lpcompile.simulate.step import Simulation, default_device, simulate
 
-ENOUGH = 0.95  # of the best speedup: more stages are not worth their devices
-LOOKED = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)  # stages to look for it; every one more is planned and played
-DOMINANT = 0.5  # of a rank's work: the unit that limits it
+ENOUGH_OF_BEST = 0.95  # share of the best speedup beyond which more stages are not worth their devices
+STAGES_TO_TRY = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)  # in search of it; each K is planned and played
+MIN_GAIN = 0.02  # share of the critical path that a remedy must be able to save
+DOMINANT_UNIT = 0.5  # share of its stage from which a unit is named as the limit
 
 
 @dataclass(frozen=True)
 class Neighbour:
-    """A boundary moved by one unit: where it would be, and the step it would give."""
+    """A boundary moved by one unit, and the step time it would give."""
 
     boundary: int
     by: int
@@ -36,8 +40,8 @@ class Neighbour:
 
 
 @dataclass(frozen=True)
-class Row:
-    """One K, or one method."""
+class OutlookRow:
+    """The simulated step of another K or another method."""
 
     method: str
     K: int
@@ -45,8 +49,8 @@ class Row:
     step: float
     rho: float
     idle: float  # mean over ranks
-    memory: float  # bytes of the rank that needs most
-    sent: float  # bytes of a step, over all boundaries
+    memory: float  # bytes, largest rank
+    sent: float  # bytes per step over all boundaries
     exact: bool
 
 
@@ -54,34 +58,40 @@ class Row:
 class Outlook:
     simulation: Simulation
     neighbours: tuple[Neighbour, ...]
-    sweep: tuple[Row, ...]
-    methods: tuple[Row, ...]
+    sweep: tuple[OutlookRow, ...]
+    methods: tuple[OutlookRow, ...]
     advice: str
+    path: CriticalPath
+    remedy: str
 
 
 def outlook(
     plan: Plan, device: DeviceSpec | None = None, stages: Sequence[int] = (), methods: Sequence[str] = ()
 ) -> Outlook | None:
-    """stages, methods: what to list besides; None where the plan has no schedule to play."""
+    """stages, methods: further K and methods to list. None if the plan has no schedule."""
     device, schedule = device or default_device(plan), default_schedule(plan)
     if schedule is None:
         return None
     simulation = simulate(plan, device, schedule=schedule)
-    upto = {K for K in (*LOOKED, plan.K) if K <= len(plan.units)}
-    looked = {K: row(plan, device, K) for K in sorted({*upto, *stages})}
+    upto = {K for K in (*STAGES_TO_TRY, plan.K) if K <= len(plan.units)}
+    looked = {K: outlook_row(plan, device, K) for K in sorted({*upto, *stages})}
     found = [one for one in looked.values() if one is not None]
+    neighbours = _neighbours(plan, device, schedule)
+    path = critical_path(schedule, costs_of(plan, device, schedule.micro), Network(device, plan.K))
     return Outlook(
         simulation,
-        tuple(_neighbours(plan, device, schedule)),
+        tuple(neighbours),
         tuple(one for K in stages if (one := looked[K]) is not None),
-        tuple(one for name in methods if (one := row(plan, device, plan.K, name)) is not None),
+        tuple(one for name in methods if (one := outlook_row(plan, device, plan.K, name)) is not None),
         advice(plan, simulation, found, device),
+        path,
+        remedy(path, simulation, neighbours),
     )
 
 
 @lru_cache(maxsize=64)
-def row(plan: Plan, device: DeviceSpec, K: int, method: str | None = None) -> Row | None:
-    """None where there is no such split, or no such number of micro-batches. Kept, for a page asks for the same K."""
+def outlook_row(plan: Plan, device: DeviceSpec, K: int, method: str | None = None) -> OutlookRow | None:
+    """None if there is no such split or number of micro-batches. Cached: a page asks for the same K again."""
     try:
         other = replan(plan, K, method)
         schedule = default_schedule(other)
@@ -92,7 +102,9 @@ def row(plan: Plan, device: DeviceSpec, K: int, method: str | None = None) -> Ro
     found = simulate(other, device, schedule=schedule)
     memory = max(rank_memory(other, schedule))
     exact = METHODS[other.method].exact or K == 1
-    return Row(other.method, K, found.micro, found.step, found.rho, sum(found.idle) / K, memory, sum(found.sent), exact)
+    return OutlookRow(
+        other.method, K, found.micro, found.step, found.rho, sum(found.idle) / K, memory, sum(found.sent), exact
+    )
 
 
 def _neighbours(plan: Plan, device: DeviceSpec, schedule: Schedule) -> list[Neighbour]:
@@ -106,11 +118,11 @@ def _neighbours(plan: Plan, device: DeviceSpec, schedule: Schedule) -> list[Neig
     return found
 
 
-def advice(plan: Plan, found: Simulation, rows: Sequence[Row], device: DeviceSpec) -> str:
-    """What K gives, how far the model goes, what stands in the way: one sentence."""
+def advice(plan: Plan, found: Simulation, rows: Sequence[OutlookRow], device: DeviceSpec) -> str:
+    """One sentence: the speedup of K, the largest useful K, and the bottleneck."""
     parts = [f"K = {plan.K} gives {found.rho:.1f}x" if plan.K > 1 else "K = 1 is plain training"]
     best = max((one.rho for one in rows), default=1.0)
-    enough = min((one.K for one in rows if one.rho >= ENOUGH * best), default=plan.K)
+    enough = min((one.K for one in rows if one.rho >= ENOUGH_OF_BEST * best), default=plan.K)
     at = next((one.rho for one in rows if one.K == enough), best)
     if best < 1.05:
         parts.append(f"{plan.method!r} makes no K faster on {device.name}")
@@ -125,8 +137,31 @@ def advice(plan: Plan, found: Simulation, rows: Sequence[Row], device: DeviceSpe
     return "; ".join(parts) + "."
 
 
+def remedy(path: CriticalPath, found: Simulation, neighbours: Sequence[Neighbour]) -> str:
+    """What would shorten the critical path, the largest possible gain first: at most two changes."""
+    messages, averaging = path.of(MESSAGE), path.of(AVERAGE)
+    auxnets, stages = path.of(AUXNET), path.of(*STAGE)
+    pairs = sorted({(min(part.rank, part.peer), max(part.rank, part.peer)) for part in messages})
+    hosts = sorted({part.rank for part in auxnets})
+    by_rank = [sum(part.ms for part in stages if part.rank == rank) for rank in range(found.K)]
+    waited = min(sum(by_rank) - max(by_rank), path.ms - max(found.busy))  # for other ranks: overlap can save it
+    best = min(neighbours, key=lambda one: one.step, default=None)
+    gains = [
+        (total(messages), f"a faster link between ranks {pairs[0][0]} and {pairs[0][1]}" if len(pairs) == 1
+         else "faster links between ranks"),
+        (total(averaging), "faster links between replicas"),
+        (total(auxnets), f"a smaller AuxNet on rank {hosts[0]}" if len(hosts) == 1 else "smaller AuxNets"),
+        (waited, "more micro-batches" if found.micro > 1 else "a method that overlaps the stages"),
+    ]  # fmt: skip
+    if best is not None:
+        move = f"boundary {best.boundary} moved one unit {'earlier' if best.by < 0 else 'later'}"
+        gains.append((path.ms - best.step, move))
+    worth = sorted((gain for gain in gains if gain[0] > MIN_GAIN * path.ms), key=lambda gain: -gain[0])
+    return " or ".join(text for _, text in worth[:2]) or "more stages, or faster devices"
+
+
 def _limit(plan: Plan, found: Simulation) -> str:
-    """Why the speedup is not K."""
+    """The bottleneck: why the speedup is not K."""
     rank = max(range(plan.K), key=lambda r: found.busy[r])
     waiting = min(found.idle)
     if waiting > 0.1:
@@ -135,7 +170,7 @@ def _limit(plan: Plan, found: Simulation) -> str:
     units = plan.units[stage.first : stage.last + 1]
     largest = max(units, key=lambda u: u.forward + u.backward)
     share = (largest.forward + largest.backward) / ((stage.forward + stage.backward) or 1.0)
-    if share >= DOMINANT:
+    if share >= DOMINANT_UNIT:
         return f"{largest.name}, {100 * share:.0f} % of its stage, limits rank {rank}"
     hosted = sum(b.aux.forward + b.aux.backward for b in plan.boundaries if b.aux is not None and b.aux.rank == rank)
     if hosted:

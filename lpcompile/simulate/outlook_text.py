@@ -6,16 +6,18 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from lpcompile.core.plan import Plan
-from lpcompile.draw.tables import Table, size, table
-from lpcompile.simulate.outlook import Neighbour, Outlook, Row
-from lpcompile.simulate.text import percent, simulation_text
+from lpcompile.core.plan import BoundaryPlan, Plan
+from lpcompile.core.tables import Column, Table, bar, percent, size, table_of
+from lpcompile.simulate.critical_path import CriticalPath, PathPart
+from lpcompile.simulate.outlook import Neighbour, Outlook, OutlookRow
+from lpcompile.simulate.step_text import simulation_text
 
 VERSION = 1
+MAX_NAMED_PARTS, MIN_NAMED_SHARE = 5, 0.05  # of the critical path, in the sentence about it
 
 
 def outlook_text(plan: Plan, found: Outlook) -> str:
-    lines = [simulation_text(found.simulation)]
+    lines = [simulation_text(found.simulation), path_text(found)]
     if found.neighbours:
         lines += ["", neighbour_table(plan, found)]
     if found.sweep:
@@ -25,8 +27,29 @@ def outlook_text(plan: Plan, found: Outlook) -> str:
     return "\n".join([*lines, "", found.advice])
 
 
+def path_text(found: Outlook) -> str:
+    """What the step's length is made of, and what would shorten it: one line."""
+    named, rank = list[str](), -1
+    for part in found.path.parts[:MAX_NAMED_PARTS]:
+        if part.share < MIN_NAMED_SHARE:
+            break
+        named.append(f"{'its ' + part.what if part.rank == rank and part.peer < 0 else part} ({percent(part.share)})")
+        rank = part.rank if part.peer < 0 else -1
+    return f"critical path: {', '.join(named)}; shorter with {found.remedy}"
+
+
+def path_table(path: CriticalPath) -> Table:
+    columns: list[Column[PathPart]] = [
+        Column("critical path", str),
+        Column("ms a step", lambda part: part.ms, "{:.4g}".format),
+        Column("share", lambda part: part.share, percent),
+        Column("load", lambda part: part.share, bar),
+    ]
+    return table_of(path.parts, columns)
+
+
 def neighbour_table(plan: Plan, found: Outlook) -> Table:
-    """Why every boundary is where it is: the step with the cut moved by one unit, either way."""
+    """The step with each boundary moved by one unit, either way: why it is where it is."""
 
     def cell(one: Neighbour | None) -> str:
         if one is None:
@@ -34,38 +57,29 @@ def neighbour_table(plan: Plan, found: Outlook) -> Table:
         return f"{one.step:.4g} ms ({100 * (one.step / found.simulation.step - 1):+.1f} %), after {one.after}"
 
     by = {(one.boundary, one.by): one for one in found.neighbours}
-    rows = [
-        [b.index, b.path or b.after, cell(by.get((b.index, -1))), cell(by.get((b.index, 1)))] for b in plan.boundaries
+    columns: list[Column[BoundaryPlan]] = [
+        Column("boundary", lambda b: b.index),
+        Column("after", lambda b: b.path or b.after),
+        Column("step if one unit earlier", lambda b: by.get((b.index, -1)), cell),
+        Column("step if one unit later", lambda b: by.get((b.index, 1)), cell),
     ]
-    return table(rows, ["boundary", "after", "step if one unit earlier", "step if one unit later"])
+    return table_of(plan.boundaries, columns)
 
 
-def row_table(rows: Sequence[Row], first: str) -> Table:
-    """ρ over K, or over methods."""
-    cells = [
-        [
-            one.K if first == "K" else one.method,
-            one.micro,
-            f"{one.step:.4g}",
-            f"{one.rho:.2f}",
-            percent(one.idle),
-            size(one.memory),
-            size(one.sent),
-            *(["yes" if one.exact else "no"] if first == "method" else []),
-        ]
-        for one in rows
+def row_table(rows: Sequence[OutlookRow], first: str) -> Table:
+    """ρ over K (first = "K"), or over methods (first = "method")."""
+    columns: list[Column[OutlookRow]] = [
+        Column("K", lambda one: one.K) if first == "K" else Column("method", lambda one: one.method),
+        Column("micro", lambda one: one.micro),
+        Column("step ms", lambda one: one.step, "{:.4g}".format),
+        Column("ρ", lambda one: one.rho, "{:.2f}".format),
+        Column("idle", lambda one: one.idle, percent),
+        Column("memory", lambda one: one.memory, size),
+        Column("sent a step", lambda one: one.sent, size),
     ]
-    headers = [
-        first,
-        "micro",
-        "step ms",
-        "ρ",
-        "idle",
-        "memory",
-        "sent a step",
-        *(["exact"] if first == "method" else []),
-    ]
-    return table(cells, headers)
+    if first == "method":
+        columns.append(Column("exact", lambda one: "yes" if one.exact else "no"))
+    return table_of(rows, columns)
 
 
 def outlook_json(found: Outlook) -> dict[str, Any]:
@@ -79,4 +93,5 @@ def outlook_json(found: Outlook) -> dict[str, Any]:
         "sweep": [asdict(one) for one in found.sweep],
         "methods": [asdict(one) for one in found.methods],
         "advice": found.advice,
+        "critical_path": {**asdict(found.path), "remedy": found.remedy},
     }

@@ -1,9 +1,9 @@
-"""The paper's own speedups on V100, simulated with the paper's placement, beside those of ours.
+"""The paper's speedups on V100: reported, simulated with the paper's placement, and simulated with ours.
 
-The paper adds a whole small network (ResNet-20) to the T/K of every rank: its formula for ρ charges t_f + t_b of the
-AuxNet on top, whatever K. So in its schedule here one rank runs the AuxNet from end to end, sends every λ, and after
-the parallel part gathers X and p and trains it from end to end. Its T_d, the time to load data, is not overlapped; the
-paper does not report it, so one value for all rows is fitted. That is the only free number.
+The paper's formula for ρ adds the forward and backward of a whole small network (ResNet-20) to T/K, for any K. So in
+its schedule here, rank 0 runs the AuxNet from end to end, sends every λ, and after the parallel part gathers X and p
+and trains the AuxNet from end to end. T_d, the time to load data, is not overlapped. The paper does not report it: one
+value is fitted to all rows, the only free parameter.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 
 from lpcompile.core.plan import Plan
 from lpcompile.core.schedule import Builder, Schedule, build
+from lpcompile.core.tables import table
 from lpcompile.core.verify import verify
-from lpcompile.draw.tables import table
 from lpcompile.planning.replan import replan
 from lpcompile.runtime.methods import ScheduleOptions, get_method
 from lpcompile.simulate.device_spec import BUILT_IN, DeviceSpec
@@ -39,7 +39,7 @@ BATCH = 128
 
 @dataclass(frozen=True)
 class PaperRow:
-    """One of the paper's speedups, and simulated ones; times in ms."""
+    """One of the paper's speedups and its simulated step times, in ms."""
 
     model: str
     aux: str
@@ -51,12 +51,12 @@ class PaperRow:
     multiplier: float  # our default method and AuxNets, the batch in one piece as in the paper
 
     def rho(self, load: float, step: float | None = None) -> float:
-        """With so many ms to load data, which both serial and parallel training wait for."""
+        """The speedup if both serial and parallel training wait `load` ms for data."""
         return (self.serial + load) / ((self.step if step is None else step) + load)
 
 
 def paper_schedule(K: int) -> Schedule:
-    """Algorithm 1 with the AuxNet in one place."""
+    """Algorithm 1 with the whole AuxNet on rank 0."""
     builders = [Builder(rank) for rank in range(K)]
     for b in builders:
         if b.rank == 0:
@@ -75,7 +75,7 @@ def paper_schedule(K: int) -> Schedule:
 
 
 def _make_lams(b: Builder, K: int) -> None:
-    """The AuxNet from end to end on rank 0; what it will learn from is on its way later."""
+    """The AuxNet's forward on rank 0; the receives of X and p, which it learns from, are posted first."""
     for k in range(1, K):
         b.recv("p", k, 0, k)
         if k > 1:
@@ -87,7 +87,7 @@ def _make_lams(b: Builder, K: int) -> None:
 
 
 def _decoupled(b: Builder, K: int) -> None:
-    """A rank's stage from λ, its penalty and its backward; X and p go to rank 0."""
+    """A rank's forward from λ, its penalty and its backward; X and p are sent to rank 0."""
     r = b.rank
     own, above = ([("lam", r)] if r > 0 else []), [("d", r + 1)] if r < K - 1 else []
     b.do("forward", reads=own, writes=[("graph", r), *([("X", r + 1)] if r < K - 1 else [])])
@@ -112,7 +112,7 @@ def _learn(b: Builder, K: int) -> None:
 
 
 def paper_row(model: Plan, aux: Plan, K: int, paper: float, device: DeviceSpec, names: tuple[str, str]) -> PaperRow:
-    """model, aux: undivided plans of the network and of the one that the paper takes for its AuxNet."""
+    """model, aux: undivided plans of the network and of the paper's AuxNet."""
     equal = replan(model, K, "gpipe")  # stages of equal cost: AuxNets do not count in the paper's split
     costs = costs_of(equal, device, 1)
     small = costs_of(aux, device, 1)
@@ -135,7 +135,7 @@ def paper_row(model: Plan, aux: Plan, K: int, paper: float, device: DeviceSpec, 
 
 
 def fitted_load(rows: Sequence[PaperRow]) -> float:
-    """The share of the serial step that loading data takes, by which all rows fit best."""
+    """The time to load data, as a share of the serial step, that fits all rows best."""
 
     def error(share: float) -> float:
         return sum(math.log(row.rho(share * row.serial) / row.paper) ** 2 for row in rows)
@@ -144,7 +144,7 @@ def fitted_load(rows: Sequence[PaperRow]) -> float:
 
 
 def paper_rows(device: DeviceSpec | None = None) -> list[PaperRow]:
-    """All rows; costs are counted (FLOPs and bytes), so that this machine has no part in them."""
+    """All rows, from counted costs (FLOPs and bytes), independent of this machine."""
     from lpcompile import sources
     from lpcompile.compile import parallelize
 

@@ -1,23 +1,23 @@
-"""The player of schedules: every rank has a clock, and the one whose clock is behind goes next."""
+"""The player of schedules: every rank has a clock, and the rank that is furthest behind goes next."""
 
 from __future__ import annotations
 
 import heapq
 from collections import defaultdict, deque
 from collections.abc import Callable
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 from lpcompile.core.schedule import COLLECTIVE, STEPWISE, Schedule
 from lpcompile.errors import ScheduleError
 from lpcompile.simulate.interconnect import Network
-from lpcompile.simulate.op_costs import Costs
+from lpcompile.simulate.op_costs import InstructionCosts
 
-FAR = 100  # times as many steps as the others need: a rank that has nobody to wait for is left alone then
-SHOWN = 4  # steps whose events are kept
+MAX_LEAD = 100  # a rank that waits for nobody stops after this many times the steps of the others
+KEPT_STEPS = 4  # last steps whose events are kept
 
 
-class Event(NamedTuple):
-    """What a rank did from `begin` to `end`, in ms. Kinds: compute, wait, message, average."""
+class PlayedEvent(NamedTuple):
+    """An instruction that took time on a rank, from `begin` to `end` in ms. Kinds: compute, wait, message, average."""
 
     rank: int
     step: int
@@ -27,17 +27,17 @@ class Event(NamedTuple):
     end: float
 
 
-MICRO_BATCHES = 1 << 40  # a message is known by one number: what it is and whom it is for, times this, plus its slot
+MICRO_BATCHES = 1 << 40  # the key of a message is one number: its channel times this, plus its micro-batch
 
 
-class _Line(NamedTuple):
-    """An instruction ready to be played."""
+class PlayedLine(NamedTuple):
+    """An instruction prepared for the player."""
 
     act: str  # compute, send, recv, wait, meet, average, offer, draw
-    play: Callable[[Player, int, _Line, int], bool]
+    play: Callable[[Player, int, PlayedLine, int], bool]
     name: str
-    slot: int  # of a collective: which of the step's it is
-    once: bool  # a step, whatever micro-batches there are
+    slot: int  # for a collective: its number within the step
+    once: bool  # per step, not per micro-batch
     key: int
     link: tuple[int, int]
     cost: float
@@ -45,32 +45,32 @@ class _Line(NamedTuple):
 
 
 class Player:
-    """Plays the steps of training one after another; `run` may be called again for more of them."""
+    """Plays steps of training, from the first; `run` can be called again for more."""
 
-    def __init__(self, schedule: Schedule, costs: Costs, network: Network) -> None:
+    def __init__(self, schedule: Schedule, costs: InstructionCosts, network: Network) -> None:
         self.M, K = schedule.micro, schedule.K
         self.network, self.unknown = network, set[str]()
-        self.keeps = 1 - network.device.overlap  # share of a transfer that both sides are busy with
-        self.channels: dict[tuple[str, int, int], int] = {}  # what goes to whom, numbered
+        self.keeps = 1 - network.device.overlap  # share of a transfer during which both sides are busy
+        self.channels: dict[tuple[str, int, int], int] = {}  # numbers of (kind, boundary, receiver)
         self.lines = [self._lines(schedule, costs, rank) for rank in range(K)]
         self.clock, self.at, self.step = [0.0] * K, [0] * K, [0] * K
         self.busy = [0.0] * K
         self.ends: list[list[tuple[float, float]]] = [[(0.0, 0.0)] for _ in range(K)]  # clock and busy after each step
-        # Events as plain tuples: hundreds of thousands of objects more would be the garbage collector's, too.
+        # Plain tuples: hundreds of thousands of event objects would burden the garbage collector.
         self.shown: list[deque[list[tuple[int, int, str, str, float, float]]]]
-        self.shown = [deque([[]], maxlen=SHOWN) for _ in range(K)]
+        self.shown = [deque([[]], maxlen=KEPT_STEPS) for _ in range(K)]
         self.sent: dict[int, tuple[float, tuple[int, int], float]] = {}
         self.posted: dict[int, float] = {}
-        self.there: dict[int, tuple[float, float]] = {}  # when, and how long it took
+        self.there: dict[int, tuple[float, float]] = {}  # arrival and duration of transfers
         self.blocked: dict[int, int] = {}
         self.free: dict[tuple[int, int], float] = defaultdict(float)  # links, by direction
         self.met: dict[tuple[int, int], list[int]] = defaultdict(list)  # by step and number of the collective in it
         self.over: dict[tuple[int, int], float] = {}
         self.heap = [(0.0, r) for r in range(K)]
-        self.ahead: list[int] = []  # ranks that have gone far enough
+        self.ahead: list[int] = []  # ranks that have reached MAX_LEAD
 
-    def _lines(self, schedule: Schedule, costs: Costs, rank: int) -> list[_Line]:
-        found: list[_Line] = []
+    def _lines(self, schedule: Schedule, costs: InstructionCosts, rank: int) -> list[PlayedLine]:
+        found: list[PlayedLine] = []
         for item in schedule.ranks[rank]:
             cost, key, size, act, to = costs.of(rank, item), 0, 0.0, "compute", rank
             if item.op in ("send", "recv", "wait", "offer", "draw"):
@@ -86,14 +86,14 @@ class Player:
             if cost is None:
                 self.unknown.add(item.op)
             slot = sum(line.act == "meet" for line in found) if act == "meet" else item.slot
-            once, play = item.op in STEPWISE, self.PLAYS[act]
-            found.append(_Line(act, play, str(item), slot, once, key, (rank, to), cost or 0.0, size))
+            once, play = item.op in STEPWISE, getattr(type(self), f"_{act}")
+            found.append(PlayedLine(act, play, str(item), slot, once, key, (rank, to), cost or 0.0, size))
         return found
 
     @property
-    def events(self) -> tuple[Event, ...]:
-        """Of the last few steps, rank by rank."""
-        return tuple(Event(*event) for rank in self.shown for step in rank for event in step)
+    def events(self) -> tuple[PlayedEvent, ...]:
+        """Events of the last few steps, rank by rank."""
+        return tuple(PlayedEvent(*event) for rank in self.shown for step in rank for event in step)
 
     def length(self, rank: int, steps: int, back: int = 0) -> float:
         ends = self.ends[rank]
@@ -105,8 +105,8 @@ class Player:
         return (ends[-1][1] - ends[-1 - steps][1]) / steps
 
     def run(self, target: int) -> None:
-        """Until every rank has done so many steps; those that have go on while others need them."""
-        heap, clock, far = self.heap, self.clock, FAR * target
+        """Play until every rank has done `target` steps; a rank that has goes on while others need it."""
+        heap, clock, far = self.heap, self.clock, MAX_LEAD * target
         while self.ahead:
             rank = self.ahead.pop()
             heapq.heappush(heap, (clock[rank], rank))
@@ -140,17 +140,17 @@ class Player:
         self.ends[rank].append((self.clock[rank], self.busy[rank]))
         self.shown[rank].append([])
 
-    # Each plays one instruction; False if it has to wait for another rank.
+    # One method for each `act`: plays an instruction, or returns False if it has to wait for another rank.
 
-    def _compute(self, rank: int, line: _Line, slot: int) -> bool:
+    def _compute(self, rank: int, line: PlayedLine, slot: int) -> bool:
         self._advance(rank, line.name, "compute", self.clock[rank] + line.cost, line.cost)
         return True
 
-    def _average(self, rank: int, line: _Line, slot: int) -> bool:
+    def _average(self, rank: int, line: PlayedLine, slot: int) -> bool:
         self._advance(rank, line.name, "average", self.clock[rank] + line.cost, 0.0)
         return True
 
-    def _send(self, rank: int, line: _Line, slot: int) -> bool:
+    def _send(self, rank: int, line: PlayedLine, slot: int) -> bool:
         now, kept = self.clock[rank], self.keeps * line.cost
         self._advance(rank, line.name, "message", now + kept, kept)
         key = line.key + slot
@@ -159,28 +159,28 @@ class Player:
             self._transfer(key)
         return True
 
-    def _recv(self, rank: int, line: _Line, slot: int) -> bool:
+    def _recv(self, rank: int, line: PlayedLine, slot: int) -> bool:
         key = line.key + slot
         self.posted[key] = self.clock[rank]
         if key in self.sent:
             self._transfer(key)
         return True
 
-    def _offer(self, rank: int, line: _Line, slot: int) -> bool:
+    def _offer(self, rank: int, line: PlayedLine, slot: int) -> bool:
         key = line.key
         self.there.setdefault(key, (self.clock[rank] + line.cost, 0.0))
         self._wake(key)
         return True
 
-    def _wait(self, rank: int, line: _Line, slot: int) -> bool:
+    def _wait(self, rank: int, line: PlayedLine, slot: int) -> bool:
         key = line.key + slot
         return self._arrived(rank, line, key, self.there.pop(key, None))
 
-    def _draw(self, rank: int, line: _Line, slot: int) -> bool:
+    def _draw(self, rank: int, line: PlayedLine, slot: int) -> bool:
         key = line.key
         return self._arrived(rank, line, key, self.there.get(key))
 
-    def _arrived(self, rank: int, line: _Line, key: int, found: tuple[float, float] | None) -> bool:
+    def _arrived(self, rank: int, line: PlayedLine, key: int, found: tuple[float, float] | None) -> bool:
         if found is None:
             self.blocked[key] = rank
             return False
@@ -189,7 +189,7 @@ class Player:
         return True
 
     def _transfer(self, key: int) -> None:
-        """Both sides are ready."""
+        """Start a transfer: both sides are ready."""
         (sent, link, cost), posted = self.sent.pop(key), self.posted.pop(key)
         end = max(sent, posted, self.free[link]) + cost
         self.free[link] = end
@@ -201,7 +201,7 @@ class Player:
         if rank is not None:
             heapq.heappush(self.heap, (self.clock[rank], rank))
 
-    def _meet(self, rank: int, line: _Line, slot: int) -> bool:
+    def _meet(self, rank: int, line: PlayedLine, slot: int) -> bool:
         """All ranks leave a collective together: the last one to come wakes the others."""
         at = (self.step[rank], line.slot)
         if at not in self.over:
@@ -222,6 +222,3 @@ class Player:
         self.busy[rank] += busy
         if end > begin:
             self.shown[rank][-1].append((rank, self.step[rank], name, kind, begin, end))
-
-    PLAYS: ClassVar = {"compute": _compute, "average": _average, "send": _send, "recv": _recv, "offer": _offer,
-                       "wait": _wait, "draw": _draw, "meet": _meet}  # fmt: skip

@@ -1,18 +1,18 @@
-"""How much memory a rank needs: parameters with their state, and the graphs that its schedule keeps alive at once."""
+"""Memory of a rank: parameters with their optimizer state, and the autograd graphs that its schedule keeps alive."""
 
 from __future__ import annotations
 
 from lpcompile.core.plan import Plan
-from lpcompile.core.schedule import STEPWISE, Schedule
+from lpcompile.core.schedule import STEPWISE, Schedule, moment
 
-STATE = 3  # copies of the parameters: weights, gradients, momentum
+STATE_COPIES = 3  # of the parameters: weights, gradients, momentum
 
 
 def alive(schedule: Schedule, rank: int, kind: str = "graph") -> int:
-    """The most micro-batches whose graphs are alive at once on a rank, in the steady state.
+    """The largest number of micro-batches whose graphs are alive at once on a rank, in the steady state.
 
-    kind: "graph", or "aux" for those of its AuxNets, or "W" for stashed weights. Each lives from the instruction that
-    writes it to the last one that reads it; both recur every step.
+    kind: "graph" for the stage, "aux" for the AuxNets, "W" for stashed weights. A graph lives from the instruction
+    that writes it to the last one that reads it; both recur every step.
     """
     M, items = schedule.micro, schedule.ranks[rank]
     length = len(items)
@@ -21,7 +21,8 @@ def alive(schedule: Schedule, rank: int, kind: str = "graph") -> int:
     for at, item in enumerate(items):
         if item.op in STEPWISE:
             continue
-        when, slot = -(item.slot // M) * length + at, item.slot % M
+        step, _ = moment(item, at, M)
+        when, slot = step * length + at, item.slot % M
         if any(ref.kind == kind for ref in item.writes):
             begin[slot] = when
         if any(ref.kind == kind for ref in item.reads):
@@ -31,13 +32,13 @@ def alive(schedule: Schedule, rank: int, kind: str = "graph") -> int:
 
 
 def rank_memory(plan: Plan, schedule: Schedule, share: float = 1.0) -> list[float]:
-    """Bytes a rank, for steps of this share of the plan's batch."""
+    """Bytes by rank, for steps of this share of the plan's batch."""
     part = share / schedule.micro
     found = []
     for stage in plan.stages:
         r = stage.index
         hosted = [b.aux for b in plan.boundaries if b.aux is not None and b.aux.rank == r]
-        state = STATE * (stage.parameter_bytes + sum(a.parameter_bytes for a in hosted))
+        state = STATE_COPIES * (stage.parameter_bytes + sum(a.parameter_bytes for a in hosted))
         state += alive(schedule, r, "W") * stage.parameter_bytes
         aux = sum(
             b.aux.share * plan.stages[b.index - 1].saved_bytes

@@ -1,4 +1,4 @@
-"""K stages x R replicas on so many devices: what a step takes, against data parallelism alone and against pipelines.
+"""Scaling: the step time of K stages x R replicas on many devices, against data parallelism and pipelines.
 
 >>> rows = splits(plan, device_spec("h100"), devices=64, batch=4096, methods=("multiplier", "1f1b"))
 >>> fastest(rows, "multiplier").K
@@ -17,7 +17,7 @@ from lpcompile.planning.replan import replan
 from lpcompile.simulate.device_spec import DeviceSpec
 from lpcompile.simulate.interconnect import Network
 from lpcompile.simulate.op_costs import STEP_PASSES, costs_of, loss_of, unit_times
-from lpcompile.simulate.rank_memory import STATE, rank_memory
+from lpcompile.simulate.rank_memory import STATE_COPIES, rank_memory
 from lpcompile.simulate.step import Simulation, play
 
 DATA_PARALLEL = "data parallel"
@@ -31,12 +31,12 @@ class Split:
     K: int
     replicas: int
     micro: int
-    batch: int  # of all replicas together
+    batch: int  # over all replicas
     step: float  # ms
-    rho: float  # over one device that does the same batch
-    idle: float  # share of a step, of the rank that is idle most
-    memory: float  # bytes, of the rank that needs most
-    sent: float  # bytes of a step over all boundaries of a replica
+    rho: float  # speedup over one device with the same batch
+    idle: float  # share of a step, largest of all ranks
+    memory: float  # bytes, largest of all ranks
+    sent: float  # bytes per step over all boundaries of one replica
 
     @property
     def devices(self) -> int:
@@ -54,7 +54,7 @@ class Split:
 def splits(
     plan: Plan, device: DeviceSpec, devices: int, batch: int, methods: Sequence[str], stages: Sequence[int] = ()
 ) -> list[Split]:
-    """Every K (or those of `stages`) that divides the devices, for each method; data parallelism alone first."""
+    """Data parallelism alone, then for each method every K (of `stages`) that divides the devices."""
     found = [data_parallel(plan, device, devices, batch)]
     most = len(plan.units)
     for method in methods:
@@ -65,7 +65,7 @@ def splits(
 
 
 def split(plan: Plan, device: DeviceSpec, method: str, K: int, replicas: int, batch: int) -> Split | None:
-    """None where the batch cannot be divided so."""
+    """None if the batch cannot be divided this way."""
     found = simulated(plan, device, method, K, replicas, batch)
     if found is None:
         return None
@@ -78,7 +78,7 @@ def split(plan: Plan, device: DeviceSpec, method: str, K: int, replicas: int, ba
 def simulated(
     plan: Plan, device: DeviceSpec, method: str, K: int, replicas: int, batch: int
 ) -> tuple[Simulation, list[float]] | None:
-    """The simulation of one replica, and bytes a rank."""
+    """The simulation of one replica, and its memory in bytes by rank."""
     if batch % replicas:
         return None
     mine, share = batch // replicas, batch / replicas / (plan.batch or 1)
@@ -106,7 +106,7 @@ def _schedule(plan: Plan, several: bool) -> Schedule | None:
 
 
 def serial_step(plan: Plan, device: DeviceSpec, batch: int) -> float:
-    """ms of this batch on one device."""
+    """ms of a step of this batch on one device."""
     share = batch / (plan.batch or 1)
     return (
         sum(unit_times(plan.units, plan.cost, device, share, plan.part))
@@ -116,7 +116,7 @@ def serial_step(plan: Plan, device: DeviceSpec, batch: int) -> float:
 
 
 def data_parallel(plan: Plan, device: DeviceSpec, devices: int, batch: int) -> Split | None:
-    """The model on every device, gradients averaged while the backward runs, as torch's DDP does."""
+    """The model on every device, gradients averaged during the backward, as in torch's DDP."""
     if batch % devices:
         return None
     share = batch / devices / (plan.batch or 1)
@@ -125,7 +125,7 @@ def data_parallel(plan: Plan, device: DeviceSpec, devices: int, batch: int) -> S
     averaging = Network(device, 1, devices).average(weights)
     busy = forward + backward + loss_of(plan, device) * share + _update(plan, device)
     step = busy + max(0.0, averaging - backward)
-    memory = STATE * weights + share * sum(u.saved_bytes for u in plan.units)
+    memory = STATE_COPIES * weights + share * sum(u.saved_bytes for u in plan.units)
     return Split(DATA_PARALLEL, 1, devices, 1, batch, step, serial_step(plan, device, batch) / step, 1 - busy / step,
                  memory, 0.0)  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""Splits over devices as tables, JSON, and a sentence of advice."""
+"""Splits over devices as tables, as JSON, and as a sentence of advice."""
 
 from __future__ import annotations
 
@@ -7,34 +7,30 @@ from dataclasses import asdict
 from typing import Any
 
 from lpcompile.core.plan import Plan
-from lpcompile.draw.tables import size, table
+from lpcompile.core.tables import Column, percent, size, table, table_of
 from lpcompile.simulate.device_spec import DeviceSpec
 from lpcompile.simulate.scaling import DATA_PARALLEL, Split, fastest
-from lpcompile.simulate.text import percent
 
 VERSION = 1
 
 
 def split_table(rows: Sequence[Split]) -> str:
+    """All splits over the same devices; the fastest has a star."""
     best = min(rows, key=lambda one: one.step, default=None)
-    cells = [
-        [
-            "*" if one is best else "",
-            one.method,
-            one.K,
-            one.replicas,
-            one.micro,
-            f"{one.step:.4g}",
-            f"{one.rho:.2f}",
-            f"{one.samples_per_s:,.0f}",
-            percent(one.efficiency),
-            percent(one.idle),
-            size(one.memory),
-        ]
-        for one in rows
+    columns: list[Column[Split]] = [
+        Column("", lambda one: "*" if one is best else ""),
+        Column("method", lambda one: one.method),
+        Column("K", lambda one: one.K),
+        Column("replicas", lambda one: one.replicas),
+        Column("micro", lambda one: one.micro),
+        Column("step ms", lambda one: one.step, "{:.4g}".format),
+        Column("ρ", lambda one: one.rho, "{:.2f}".format),
+        Column("samples/s", lambda one: one.samples_per_s, "{:,.0f}".format),
+        Column("efficiency", lambda one: one.efficiency, percent),
+        Column("idle", lambda one: one.idle, percent),
+        Column("memory", lambda one: one.memory, size),
     ]
-    headers = ["", "method", "K", "replicas", "micro", "step ms", "ρ", "samples/s", "efficiency", "idle", "memory"]
-    return table(cells, headers)
+    return table_of(rows, columns)
 
 
 def scaling_table(rows: dict[int, list[Split]], method: str, pipelines: Sequence[str]) -> str:
@@ -52,7 +48,7 @@ def scaling_table(rows: dict[int, list[Split]], method: str, pipelines: Sequence
 
 
 def advice(rows: Sequence[Split], method: str, pipelines: Sequence[str], device: DeviceSpec) -> str:
-    """What to do, in one sentence."""
+    """One sentence: the fastest way to use the devices."""
     plain, ours, pipe = fastest(rows, DATA_PARALLEL), fastest(rows, method), fastest(rows, *pipelines)
     limit = device.memory_gib * 2**30 if device.memory_gib else None
     if ours is None:
@@ -68,7 +64,7 @@ def advice(rows: Sequence[Split], method: str, pipelines: Sequence[str], device:
     return f"Use {name}: {ours.step / best.step:.2f} times as fast as {way}, the best split into layers by {method}."
 
 
-def report(
+def scaling_text(
     plan: Plan,
     device: DeviceSpec,
     nodes: int,
@@ -106,7 +102,7 @@ def report(
     )
 
 
-def to_json(
+def scaling_json(
     plan: Plan, device: DeviceSpec, nodes: int, strong: dict[int, list[Split]], weak: dict[int, list[Split]]
 ) -> dict[str, Any]:
     def plain(rows: dict[int, list[Split]]) -> list[dict[str, Any]]:

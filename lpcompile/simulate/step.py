@@ -1,12 +1,12 @@
-"""Plays a schedule against costs and a network: when each rank does what, and how long a step takes in the long run.
+"""Plays a schedule against costs and a network: the timeline of each rank and the time of a steady step.
 
 >>> found = simulate(program.plan, device_spec("v100"))
 >>> found.step, found.rho, found.idle          # ms, speedup over one such device, share of the step a rank
 >>> print(found)
 
-It is the schedule that the runtime executes. Ranks are played in the order of their clocks, from the first step of
-training on (micro-batches that do not exist are left out, as there) until the time of a step stays the same. A send
-keeps nobody: its transfer begins when it is sent, its receive is posted and the link is free.
+The schedule is the one that the runtime executes. Ranks are played in the order of their clocks, from the first step
+of training (without the micro-batches that do not exist yet) until the time of a step stays the same. Sends are
+asynchronous: a transfer begins when it is sent, its receive is posted and the link is free.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from lpcompile.core.schedule import Schedule
 from lpcompile.errors import PlanError
 from lpcompile.simulate.device_spec import NOMINAL, THIS_MACHINE, DeviceSpec
 from lpcompile.simulate.interconnect import Network
-from lpcompile.simulate.op_costs import Costs, costs_of
-from lpcompile.simulate.player import Event, Player
+from lpcompile.simulate.op_costs import InstructionCosts, costs_of
+from lpcompile.simulate.player import PlayedEvent, Player
 
-WINDOW = 2  # steps whose mean must repeat
-MOST = 40  # steps after the start-up, where it never quite repeats
-EPSILON = 1e-4
+WINDOW = 2  # steps to average; the state is steady when two windows agree
+MAX_STEADY_STEPS = 40  # after the warm-up, if no two windows agree
+EPSILON = 1e-4  # relative difference of windows that agree
 
 
 @dataclass(frozen=True)
 class Simulation:
-    """A step of the steady state, and what led there."""
+    """A step of the steady state."""
 
     method: str
     K: int
@@ -38,13 +38,13 @@ class Simulation:
     device: str
     step: float  # ms
     serial: float  # ms of the same samples on one device
-    idle: tuple[float, ...]  # share of a step, a rank
-    busy: tuple[float, ...]  # ms of a step, a rank
-    sent: tuple[float, ...]  # bytes of a step to other stages, a rank
+    idle: tuple[float, ...]  # share of a step, by rank
+    busy: tuple[float, ...]  # ms per step, by rank
+    sent: tuple[float, ...]  # bytes per step to other stages, by rank
     averaged: float  # ms of the longest all-reduce over the replicas
-    played: int  # steps
-    unknown: tuple[str, ...]  # instructions whose cost nobody knows: taken as 0
-    events: tuple[Event, ...]  # of the last few steps
+    played: int  # steps, warm-up included
+    unknown: tuple[str, ...]  # instructions without a known cost: taken as 0
+    events: tuple[PlayedEvent, ...]  # of the last few steps
 
     @property
     def rho(self) -> float:
@@ -52,13 +52,13 @@ class Simulation:
         return self.serial / self.step if self.step else 1.0
 
     def __str__(self) -> str:
-        from lpcompile.simulate.text import simulation_text
+        from lpcompile.simulate.step_text import simulation_text
 
         return simulation_text(self)
 
 
 def default_device(plan: Plan) -> DeviceSpec:
-    """Measured costs are this machine's, counted ones no machine's."""
+    """This machine for measured costs, a nominal device for counted ones."""
     return THIS_MACHINE if plan.cost == "measured" else NOMINAL
 
 
@@ -70,9 +70,9 @@ def simulate(
     replicas: int = 1,
     share: float = 1.0,
 ) -> Simulation:
-    """Play a plan's own schedule (as a trainer with default settings runs it), or another one, on a device.
+    """Play a schedule on a device; by default the one that a trainer with default settings runs.
 
-    share: of the plan's batch that one replica has.
+    share: one replica's share of the plan's batch.
     """
     from lpcompile.runtime.engine.schedules import default_schedule
 
@@ -88,20 +88,10 @@ def simulate(
 
 
 @gc_paused()
-def play(schedule: Schedule, costs: Costs, network: Network) -> Simulation:
+def play(schedule: Schedule, costs: InstructionCosts, network: Network) -> Simulation:
     """The steady state of a schedule."""
     player = Player(schedule, costs, network)
-    fill = -(-schedule.lag // schedule.micro) + 1
-    target = fill + 2 * WINDOW
-    while True:
-        player.run(target)
-        lengths = [player.length(r, WINDOW) for r in range(schedule.K)]
-        before = [player.length(r, WINDOW, WINDOW) for r in range(schedule.K)]
-        steady = all(abs(a - b) <= EPSILON * max(a, b) for a, b in zip(lengths, before, strict=True))
-        if steady or target >= fill + MOST:
-            break
-        target += WINDOW
-    window = WINDOW if steady else target - fill  # some schedules repeat only after several steps
+    window = run_until_steady(player, schedule)
     step = max(player.length(r, window) for r in range(schedule.K))
     busy = tuple(player.busy_time(r, window) for r in range(schedule.K))
     return Simulation(
@@ -116,7 +106,22 @@ def play(schedule: Schedule, costs: Costs, network: Network) -> Simulation:
         busy,
         tuple(sum(i.size for i in line if i.act in ("send", "offer")) for line in player.lines),
         max((i.cost for line in player.lines for i in line if i.act == "average"), default=0.0),
-        target,
+        min(player.step),
         tuple(sorted(player.unknown)),
         player.events,
     )
+
+
+def run_until_steady(player: Player, schedule: Schedule) -> int:
+    """Play until the time of a step stays the same; returns how many of the last steps to average over."""
+    warm_up = -(-schedule.lag // schedule.micro) + 1
+    target = warm_up + 2 * WINDOW
+    while True:
+        player.run(target)
+        lengths = [player.length(r, WINDOW) for r in range(schedule.K)]
+        before = [player.length(r, WINDOW, WINDOW) for r in range(schedule.K)]
+        if all(abs(a - b) <= EPSILON * max(a, b) for a, b in zip(lengths, before, strict=True)):
+            return WINDOW
+        if target >= warm_up + MAX_STEADY_STEPS:
+            return target - warm_up  # some schedules repeat only after several steps
+        target += WINDOW

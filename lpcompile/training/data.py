@@ -1,10 +1,10 @@
-"""Images to train on: a folder of them, or scikit-learn's digits, which every machine has.
+"""Images to train on: a folder of them, or scikit-learn's digits, which need no download.
 
     train, test = loaders("digits", channels=3, size=16, batch=64)
     for x, y, index in train: ...
 
-Every rank may iterate the same loader: what comes in an epoch follows from the seed and the epoch's number alone, so a
-run that is resumed in the middle of one sees the same samples in the same form.
+The seed and the epoch's number determine the samples of an epoch, their order and augmentation: all ranks see the same,
+and so does a run that is resumed in the middle of an epoch.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ HELD_OUT = ("test", "val", "valid", "validation")
 
 
 class EpochSampler(Sampler[tuple[int, int]]):
-    """Sample numbers with their epoch, shuffled by seed and epoch; `set_epoch(e, start)` leaves the first ones out.
+    """Sample numbers with their epoch, shuffled by seed and epoch; `set_epoch(e, start)` skips the first ones.
 
     shard: (this, of) takes every `of`-th sample of each batch, for replicas.
     """
@@ -33,7 +33,7 @@ class EpochSampler(Sampler[tuple[int, int]]):
         self.epoch = self.start = 0
 
     def set_epoch(self, epoch: int, start: int = 0) -> None:
-        """start: samples of this sampler (after sharding) that have been seen already."""
+        """start: samples of this sampler (after sharding) to skip."""
         self.epoch, self.start = epoch, start
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
@@ -49,7 +49,7 @@ class EpochSampler(Sampler[tuple[int, int]]):
 
 
 def seeded(*numbers: int) -> torch.Generator:
-    """A generator that these numbers determine."""
+    """A generator seeded by these numbers."""
     state = 0
     for n in numbers:
         state = (state * 1_000_003 + n + 1) % 2**62
@@ -99,7 +99,7 @@ class Images(Dataset[tuple[Tensor, int, int]]):
         self.functional: Any = functional
         self.channels, self.size, self.seed, self.augment = channels, size, seed, augment
         self.classes = len(self.found.classes)
-        self.read = True  # whether images are wanted: a rank whose stage takes none need not decode them
+        self.read = True  # False on ranks whose stage takes no images: they are not decoded
 
     def __len__(self) -> int:
         return len(self.found)
@@ -133,11 +133,11 @@ def loaders(
     augment: bool = True,
     pinned: bool = False,
 ) -> tuple[DataLoader[Any], DataLoader[Any] | None, int]:
-    """Training batches, test batches where there are some, and the number of classes.
+    """Training batches, test batches (or None), and the number of classes.
 
     source: "digits", or a folder with `train` and `test` (or `val`) in it, or with the classes themselves.
-    batch: samples of one replica. The last batch of an epoch is left out where it would be smaller.
-    pinned: in memory that a GPU can copy from by itself.
+    batch: samples of one replica. A smaller last batch of an epoch is dropped.
+    pinned: in page-locked memory, for asynchronous copies to a GPU.
     """
     train: Any
     test: Any = None

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from lpcompile.draw.tables import table
+from lpcompile.core.tables import table
 from lpcompile.zoo import find
 from lpcompile.zoo.entry import ZooEntry, ZooRow
 

@@ -1,7 +1,7 @@
-"""A small network from one tensor's shape to another's, for a stage that no block can be dropped from.
+"""Adapters: a small network from one tensor's shape to another's, for stages without droppable blocks.
 
-Written into a graph as plain layers of torch.nn: a strided convolution between images, linear layers between sequences,
-two linear layers over all features of a sample where nothing better is known.
+Built from plain layers of torch.nn: a strided convolution between images, linear layers between sequences, otherwise
+two linear layers over all features of a sample.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from torch.nn import functional as F
 
 from lpcompile.core.spec import TensorSpec
 
-WIDEST = 512  # features that an adapter over everything works on
-LEAST = 4  # features in the middle of two thin layers
+MAX_DENSE_FEATURES = 512  # per sample, on either side of a dense adapter; more are pooled
+MIN_BOTTLENECK = 4  # features between two thin linear layers
 
 
 class Adapter:
-    """A connection from tensors like `source` to tensors like `target`, for at most about `flops` a batch.
+    """Maps tensors like `source` to tensors like `target` at a cost of about `flops` per batch at most.
 
-    `connect` adds its nodes to a graph; its layers collect in `layers` under names that begin with `prefix`.
+    `connect` adds its nodes to a graph and its modules to `layers`, under names that begin with `prefix`.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Adapter:
         return self._dense(node)
 
     def _image(self, node: fx.Node, here: tuple[int, ...], there: tuple[int, ...], flops: float) -> fx.Node:
-        """(channels, height, width): the picture may shrink, the channels may change."""
+        """From one (channels, height, width) to another; height and width may only shrink."""
         (c, h, w), (d, height, width) = here, there
         strides = (h // height, w // width)
         if (-(-h // strides[0]), -(-w // strides[1])) != (height, width):
@@ -71,8 +71,8 @@ class Adapter:
         return self._linear("linear", here[1], there[1], self.flops / max(1, self.target.shape[0]) / there[0], node)
 
     def _linear(self, name: str, inputs: int, outputs: int, flops: float, node: fx.Node) -> fx.Node:
-        """A linear layer for at most about `flops` a row; two thinner ones where one costs too much."""
-        middle = max(LEAST, int(flops / (2 * (inputs + outputs))) if flops < math.inf else inputs)
+        """A linear layer, or two with a bottleneck where one costs more than `flops` per row."""
+        middle = max(MIN_BOTTLENECK, int(flops / (2 * (inputs + outputs))) if flops < math.inf else inputs)
         if 2 * inputs * outputs <= flops or middle >= min(inputs, outputs):
             return self._layer(name, nn.Linear(inputs, outputs, **self.like), node)
         node = self._layer(f"{name}_down", nn.Linear(inputs, middle, bias=False, **self.like), node)
@@ -87,23 +87,23 @@ class Adapter:
         if at:
             node = self._method("movedim", node, at, 0)
         node = self._method("reshape", node, -1, inputs)
-        if inputs > WIDEST:
+        if inputs > MAX_DENSE_FEATURES:
             node = self._method("unsqueeze", node, 1)
-            node = self._layer("pool", nn.AdaptiveAvgPool1d(WIDEST), node)
+            node = self._layer("pool", nn.AdaptiveAvgPool1d(MAX_DENSE_FEATURES), node)
             node = self._method("squeeze", node, 1)
         outputs = _per_sample(target)
-        ends = min(inputs, WIDEST), min(outputs, WIDEST)
+        ends = min(inputs, MAX_DENSE_FEATURES), min(outputs, MAX_DENSE_FEATURES)
         room = self.flops / max(1, _batch(target)) / (2 * sum(ends))
-        middle = max(LEAST, min(WIDEST // 4, int(room) if room < math.inf else WIDEST))
+        middle = max(MIN_BOTTLENECK, min(MAX_DENSE_FEATURES // 4, int(room) if room < math.inf else MAX_DENSE_FEATURES))
         node = self._layer("down", nn.Linear(ends[0], middle, **self.like), node)
         node = self._layer("act", nn.ReLU(), node)
         node = self._layer("up", nn.Linear(middle, ends[1], **self.like), node)
-        if outputs > WIDEST:
+        if outputs > MAX_DENSE_FEATURES:
             node = self._method("unsqueeze", node, 1)
             node = noted(self.graph.call_function(F.interpolate, (node, outputs)))
             node = self._method("squeeze", node, 1)
         to, shape = _batch_dim(target), list(target.shape)
-        if to is None:  # one for the whole batch
+        if to is None:  # the target has no batch dimension
             return self._method("reshape", self._method("mean", node, 0), *shape)
         rest = shape[:to] + shape[to + 1 :]
         if to:
@@ -120,7 +120,7 @@ class Adapter:
 
 
 def noted(node: fx.Node) -> fx.Node:
-    """A node that no recording made, with the notes that all nodes have."""
+    """Give a node that was not captured the metadata that captured nodes have."""
     path = str(node.target) if node.op == "call_module" else ""
     node.meta = {"path": path, "spec": None, "storage": None, "source": "", "flops": 0, "backward_flops": 0,
                  "saved_bytes": 0, "random": False, "writes": (), "state_writes": ()}  # fmt: skip
@@ -128,13 +128,13 @@ def noted(node: fx.Node) -> fx.Node:
 
 
 def sample(spec: TensorSpec) -> tuple[int, ...] | None:
-    """The sizes of one sample where the batch is the first dimension, once."""
+    """Shape of one sample; None unless the batch is the first dimension and no other."""
     batch = spec.batch or (1,) + (0,) * (len(spec.shape) - 1)
     return spec.shape[1:] if batch and batch[0] == 1 and not any(batch[1:]) else None
 
 
 def possible(source: TensorSpec, target: TensorSpec) -> bool:
-    """Whether an adapter can be made: floats with one batch dimension (the target may have none)."""
+    """Whether an adapter exists: both are floats with one batch dimension (the target may have none)."""
     counts = [sum(map(bool, s.batch)) for s in (source, target)]
     return source.is_float and target.is_float and not target.dtype.is_complex and counts[0] == 1 and counts[1] <= 1
 

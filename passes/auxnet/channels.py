@@ -1,7 +1,7 @@
-"""Channels that a graph keeps to itself, and layers with fewer of them.
+"""Channel pruning: which channels of a graph can be removed together, and layers with fewer of them.
 
-A channel set is what must shrink together: the layers that make the channels, those that work on each channel by
-itself, and those that take them in. It can be thinned when no channel leaves it.
+A channel set holds the layers that must shrink together: producers of the channels, layers that treat each channel
+separately, and consumers. It can be thinned if none of its channels reach any other node.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ ELEMENTWISE = set(
     "pow exp square sqrt rsqrt neg clone erf".split()
 )
 BINARY = set("add sub mul div truediv iadd isub imul add_ mul_ sub_ div_".split())
-LEAST = 8  # channels; fewer are slower, not faster
+MIN_CHANNELS = 8  # and the granularity of thinning: odd counts are slower, not faster
 
 
 @dataclass
 class ChannelSet:
-    """The nodes of one set; `step` is what the number of channels must be a multiple of."""
+    """The nodes of one set: `makers` produce its channels, `takers` consume them. The count must divide by `step`."""
 
     channels: int
     makers: list[fx.Node] = field(default_factory=list)
@@ -44,14 +44,14 @@ class ChannelSet:
         return [*self.makers, *self.between, *self.takers]
 
     def thinned(self, share: float) -> int:
-        """How many channels are left at this share."""
-        step = math.lcm(self.step, LEAST if self.channels >= 4 * LEAST else 1)
+        """Number of channels left at this share."""
+        step = math.lcm(self.step, MIN_CHANNELS if self.channels >= 4 * MIN_CHANNELS else 1)
         step = self.step if step > self.channels else step
         return max(step, min(self.channels, round(share * self.channels / step) * step))
 
 
 def channel_sets(graph: fx.Graph, modules: nn.Module) -> list[ChannelSet]:
-    """All sets of the graph that can be thinned, in program order."""
+    """All sets of the graph that can be thinned, in program order. Layers with state that run twice are left alone."""
     calls: dict[str, int] = {}
     for node in graph.nodes:
         if node.op == "call_module":
@@ -70,7 +70,7 @@ def channel_sets(graph: fx.Graph, modules: nn.Module) -> list[ChannelSet]:
 
 
 class _Growth:
-    """Grows a set from one maker over everything that must shrink with it; gives up where a channel leaves."""
+    """Grows a set from one maker over all nodes that must shrink with it; gives up if a channel leaves the set."""
 
     def __init__(self, layers: dict[fx.Node, nn.Module], once: set[fx.Node], channels: int, dim: int) -> None:
         self.layers, self.once, self.dim = layers, once, dim
@@ -99,7 +99,7 @@ class _Growth:
         return self.set
 
     def _sources(self, node: fx.Node) -> list[fx.Node] | None:
-        """The values with the same channels that this one is made of; None where it cannot belong to the set."""
+        """Inputs of a node that carry the same channels; None if the node cannot belong to the set."""
         if not self._fits(node):
             return None
         layer = self.layers.get(node)
@@ -150,17 +150,18 @@ class _Growth:
 
 
 def _makes(layer: nn.Module) -> int:
-    """How many channels a layer mixes anew from its input; 0 for other layers."""
+    """Number of output channels of a layer that mixes all its inputs; 0 for other layers."""
     return _width(layer, "out_channels", "out_features", "nf")
 
 
 def _takes_in(layer: nn.Module) -> int:
+    """Number of input channels of a layer that mixes them all; 0 for other layers."""
     return _width(layer, "in_channels", "in_features", "nx")
 
 
 def _width(layer: Any, convolution: str, linear: str, transposed: str) -> int:
-    """The layers that mix all channels: convolutions without groups, linear layers, and transformers' Conv1D."""
-    if layer._forward_pre_hooks:  # weight norm of old: the weight is made anew at each call
+    """Of layers that mix all channels: convolutions without groups, linear layers, and transformers' Conv1D."""
+    if layer._forward_pre_hooks:  # torch.nn.utils.weight_norm recomputes the weight at each call
         return 0
     if type(layer) in CONVOLUTIONS:
         return int(getattr(layer, convolution)) if layer.groups == 1 else 0
@@ -178,8 +179,7 @@ def _channel_dim(node: fx.Node, layer: nn.Module) -> int:
 
 
 def _keeps(layer: Any, channels: int, dim: int) -> int | None:
-    """What the number of channels must be a multiple of for a layer that works on each channel, or group of channels,
-    by itself; None for other layers."""
+    """Channel granularity of a layer that treats channels (or groups of them) separately; None for other layers."""
     if layer._forward_pre_hooks:
         return None
     if isinstance(layer, _BatchNorm):
@@ -198,7 +198,7 @@ def _keeps(layer: Any, channels: int, dim: int) -> int | None:
 
 
 def thin(layer: Any, makes: int | None, takes: int | None, keeps: int | None) -> None:
-    """Cut a layer down, in place, to its first channels: those it makes, takes in, or keeps apart."""
+    """Cut a layer down, in place, to its first channels: its outputs, its inputs, or those it treats separately."""
     if keeps is not None:
         _thin_keeper(layer, keeps)
         return

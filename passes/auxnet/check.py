@@ -1,10 +1,9 @@
-"""Run an AuxNet on tensors without data: does it give what the boundary carries, at any batch size?"""
+"""Shape check of an AuxNet on fake tensors: do its results match the boundary, at any batch size?"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,17 +17,12 @@ from lpcompile.passes.graph.module import TwoModeModule
 
 
 class Mismatch(Exception):
-    """The network does not run on the boundary's tensors, or gives others than it should; the text says which."""
+    """The network fails on the boundary's tensors, or its results have the wrong shape or dtype."""
 
 
-@dataclass(frozen=True)
-class FakeRun:
-    flops: float  # of a forward pass at the batch size that was compiled for; 0 where it cannot be told
-
-
-def fake_run(aux: TwoModeModule, wanted: tuple[TensorSpec, ...], batch_free: bool = True) -> FakeRun:
-    """Check shapes and dtypes against those wanted, at the batch size that was compiled for and, if it may be any, at
-    one more."""
+def checked_flops(aux: TwoModeModule, wanted: tuple[TensorSpec, ...], batch_free: bool = True) -> float:
+    """FLOPs of a forward pass at the compiled batch size, 0 if unknown. Raises `Mismatch` unless the results are as
+    `wanted` at that size and, if `batch_free`, at one more."""
     placeholders = [n.meta["spec"] for n in aux._lp_graphs[True].nodes if n.op == "placeholder"]
     batch = next((s // c for spec in placeholders for s, c in zip(spec.shape, spec.batch, strict=False) if c), None)
     flops = 0.0
@@ -40,7 +34,7 @@ def fake_run(aux: TwoModeModule, wanted: tuple[TensorSpec, ...], batch_free: boo
         values, counted = found
         flops = flops or counted
         _compare(values, wanted, batch + extra if batch else None)
-    return FakeRun(flops)
+    return flops
 
 
 def _run(aux: TwoModeModule, inputs: list[tuple[tuple[int, ...], torch.dtype]]) -> tuple[list[object], float] | None:
@@ -58,7 +52,7 @@ def _run(aux: TwoModeModule, inputs: list[tuple[tuple[int, ...], torch.dtype]]) 
             with _swapped(aux, fakes):
                 result = aux(*tensors)
     except (DataDependentOutputException, DynamicOutputShapeException):
-        return None  # only real data can tell
+        return None  # the shapes depend on real data
     except Exception as error:
         raise Mismatch(f"it fails on such an input: {type(error).__name__}: {error}") from error
     return list(result) if isinstance(result, (tuple, list)) else [result], float(counter.get_total_flops())
@@ -66,7 +60,7 @@ def _run(aux: TwoModeModule, inputs: list[tuple[tuple[int, ...], torch.dtype]]) 
 
 @contextmanager
 def _swapped(aux: TwoModeModule, fakes: dict[int, torch.Tensor]) -> Iterator[None]:
-    """The network with other tensors in the places of its own, by their identity."""
+    """The network with its parameters and buffers replaced by fakes, looked up by id."""
     before: list[tuple[dict[str, Any], str, Any]] = []
     try:
         for module in aux.modules():

@@ -1,4 +1,4 @@
-"""Which blocks of a stage its AuxNet keeps, and with how many channels, so that a budget holds."""
+"""Which blocks of a stage its AuxNet keeps, and with how many channels, to stay within a budget."""
 
 from __future__ import annotations
 
@@ -9,55 +9,56 @@ from torch import fx
 
 from lpcompile.passes.auxnet import low_rank
 from lpcompile.passes.auxnet.channels import ChannelSet, channel_sets
-from lpcompile.passes.auxnet.graph import boundary_values, needed, rewrite, shortcuts, writers
+from lpcompile.passes.auxnet.drop_blocks import boundary_values, needed, rewrite, shortcuts, writers
 from lpcompile.passes.auxnet.zeroing import zeroing
 from lpcompile.passes.graph.module import submodule
 from lpcompile.passes.graph.residual import Residual, residuals
 from lpcompile.passes.split.split import Stage, stage_io
 
-SHARES = tuple(n / 32 for n in range(32, 1, -1))  # of a set's channels
-SPARE = 0.08  # of the budget: less than this is not worth another block
-GOOD = 0.85  # of the budget: the first thinned block that uses so much will do
-CANDIDATES = 4  # blocks to try for that
-ROUNDING = 1e-9  # relative: a budget of half of two equal blocks is one of them
-FAR = 2.0  # budgets: what costs more after thinning is better replaced
-WORTH_SPLITTING = 0.8  # of a layer's cost, for two thinner ones in its place
+CHANNEL_SHARES = tuple(n / 32 for n in range(32, 1, -1))  # of a set's channels, widest first
+MIN_UNSPENT = 0.08  # of the budget: less is not worth another block
+ENOUGH_SPENT = 0.85  # of the budget: stop trying thinned blocks
+MAX_EXTRA_BLOCKS = 4  # thinned blocks to try
+BUDGET_TOLERANCE = 1e-9  # relative: half of two equal blocks is one of them, whatever the rounding
+MAX_OVERRUN = 2.0  # budgets: a head that costs more after thinning is replaced by an adapter
+MAX_SPLIT_COST = 0.8  # of a layer's cost, for the two thinner layers that replace it
 
-Thinned = dict[str, tuple[int | None, int | None, int | None]]  # a layer's channels: made, taken in, kept apart
+Thinned = dict[str, tuple[int | None, int | None, int | None]]  # channels by layer: output, input, per-channel
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A graph with its dropped blocks gone, and what to cut from the layers that are left."""
+    """A graph without the dropped blocks, and the new sizes of its layers."""
 
     graph: fx.Graph
     dropped: tuple[Residual, ...]
     partial: tuple[Residual, ...]  # kept with fewer channels inside
     thinned: Thinned
-    scales: dict[str, float]  # of a node's cost, by name; 1 where it is not listed
+    scales: dict[str, float]  # factor on a node's cost, by name; 1 if not listed
     cost: float
-    blocks: tuple[Residual, ...] = ()  # all that could be dropped
-    zeroed: tuple[str, ...] = ()
-    ranks: dict[str, int] = field(default_factory=dict)  # layers to be split in two, and the channels in between
+    blocks: tuple[Residual, ...] = ()  # all droppable blocks
+    zeroed: tuple[str, ...] = ()  # parameters that must start at zero
+    ranks: dict[str, int] = field(default_factory=dict)  # layers to be split in two, and the rank
 
 
 class Chooser:
-    """One stage, its blocks and its costs."""
+    """Prices choices for one stage: `costs` by node name, `limit` the most an AuxNet may cost."""
 
     def __init__(self, stage: Stage, graph: fx.Graph, costs: dict[str, float], limit: float, tied: bool) -> None:
         self.stage, self.graph, self.costs, self.limit = stage, graph, costs, limit
         self.values = boundary_values(graph, len(stage_io(stage, True).boundary))
         self.writing = writers(graph)
-        self.shares = (1.0,) if tied else SHARES
+        self.shares = (1.0,) if tied else CHANNEL_SHARES
 
     def cost(self, dropped: Iterable[Residual]) -> float:
+        """Cost of the stage without these blocks."""
         instead = shortcuts(self.graph, self.stage, dropped)
         running = needed(self.values, instead, self.writing)
         return sum(self.costs.get(n.name, 0.0) for n in self.graph.nodes if n in running)  # in order: same rounding
 
     def attempt(self, dropped: Sequence[Residual], thinnable: Sequence[Residual] | None) -> Choice:
-        """The widest form within the limit, or the thinnest there is. Channels go from the branches of `thinnable`
-        alone, or, without it, from everywhere."""
+        """The widest form within the limit, or else the thinnest. Channels are removed from the branches of
+        `thinnable` only, or everywhere if it is None."""
         made = rewrite(self.graph, self.stage, self.values, dropped)
         sets = channel_sets(made, self.stage) if len(self.shares) > 1 else []
         if thinnable is not None:
@@ -72,6 +73,7 @@ class Chooser:
         return Choice(made, tuple(dropped), partial, thinned, scales, cost)
 
     def learns(self, choice: Choice) -> bool:
+        """Whether any parameters are left."""
         for node in choice.graph.nodes:
             if node.op == "call_module":
                 if next(submodule(self.stage, str(node.target)).parameters(), None) is not None:
@@ -92,13 +94,13 @@ def choose(
     shared: Collection[int] = (),
     head: bool = False,
 ) -> Choice | None:
-    """The blocks to keep within `budget` of the stage's cost; None where the stage has no block that can be dropped.
+    """The blocks to keep within `budget`, a share of the stage's cost; None if the stage has no droppable block.
 
-    `shared` are the parameters (by id) that other stages use too: they are never set to zero. `head`: what has no
-    blocks is thinned all the same; None where that does not bring it near its budget.
+    `shared`: ids of parameters that other stages use too, which are never set to zero. `head`: thin also without
+    blocks; None if the result is still far above the budget.
     """
     total = sum(costs.get(n.name, 0.0) for n in graph.nodes)
-    chooser = Chooser(stage, graph, costs, budget * total * (1 + ROUNDING), tied)
+    chooser = Chooser(stage, graph, costs, budget * total * (1 + BUDGET_TOLERANCE), tied)
     blocks = [b for b in residuals(graph, stage) if _droppable(b, chooser.writing)]
     consistent = init == "consistent"
     zeros = {b: _own_zeros(b, graph, stage, shared) for b in blocks} if consistent else {}
@@ -111,7 +113,7 @@ def choose(
         found = _deepest(chooser, plain)
     else:
         found = _thinnest(chooser, plain, changing, everywhere=not consistent)
-    if not blocks and found.cost > FAR * chooser.limit:
+    if not blocks and found.cost > MAX_OVERRUN * chooser.limit:
         return None
     if not chooser.learns(found):
         found = _one_block(chooser, found, blocks)
@@ -121,7 +123,7 @@ def choose(
 
 
 def _deepest(chooser: Chooser, plain: list[Residual]) -> Choice:
-    """As many whole blocks as fit, evenly spread, and one more with fewer channels from what is left."""
+    """As many whole blocks as fit, evenly spread, and a thinned one for the rest of the budget."""
     groups = list(dict.fromkeys(b.group for b in plain))
     kept: list[str] = []
     for count in range(1, len(groups) + 1):
@@ -131,21 +133,21 @@ def _deepest(chooser: Chooser, plain: list[Residual]) -> Choice:
         kept = wanted
     dropped = [b for b in plain if b.group not in kept]
     best = chooser.attempt(dropped, [])
-    if not dropped or chooser.limit - best.cost <= SPARE * chooser.limit:
+    if not dropped or chooser.limit - best.cost <= MIN_UNSPENT * chooser.limit:
         return best
-    for name in by_distance(groups, kept)[:CANDIDATES]:
+    for name in by_distance(groups, kept)[:MAX_EXTRA_BLOCKS]:
         extra = [b for b in dropped if b.group == name]
         for part in [extra, *([b] for b in extra)] if len(extra) > 1 else [extra]:
             tried = chooser.attempt([b for b in dropped if b not in part], part)
             if best.cost < tried.cost <= chooser.limit:
                 best = tried
-        if best.cost >= GOOD * chooser.limit:
+        if best.cost >= ENOUGH_SPENT * chooser.limit:
             break
     return best
 
 
 def _thinnest(chooser: Chooser, plain: list[Residual], changing: list[Residual], everywhere: bool) -> Choice:
-    """All blocks that keep the shape are gone and it is still too much: fewer channels, then no branches either."""
+    """Without all shape-preserving blocks it is still too expensive: thin channels, then drop the other branches."""
     weigh = {b: sum(chooser.costs.get(n.name, 0.0) for n in b.inside) for b in changing}
     order = sorted(changing, key=lambda b: -weigh[b])
     for count in range(len(order) + 1):
@@ -156,14 +158,14 @@ def _thinnest(chooser: Chooser, plain: list[Residual], changing: list[Residual],
 
 
 def _split(chooser: Chooser, found: Choice) -> Choice:
-    """Still too much: layers whose channels are the stream, a stem most of all, become two thinner ones in a row."""
+    """Still too expensive: split layers that write to the stream itself, such as a stem, into two thinner ones."""
     able = low_rank.candidates(found.graph, chooser.stage)
     able = {n: size for n, size in able.items() if str(n.target) not in found.thinned}
     best = found
-    for share in [s for s in SHARES if s <= 0.5] if found.cost > chooser.limit else ():
+    for share in [s for s in CHANNEL_SHARES if s <= 0.5] if found.cost > chooser.limit else ():
         ranks = {n: low_rank.rank(size, share) for n, size in able.items()}
         cheaper = {n: low_rank.scale(able[n], r) for n, r in ranks.items()}
-        cheaper = {n: s for n, s in cheaper.items() if s < WORTH_SPLITTING}
+        cheaper = {n: s for n, s in cheaper.items() if s < MAX_SPLIT_COST}
         saved = sum(chooser.costs.get(n.name, 0.0) * (1 - s) for n, s in cheaper.items())
         if saved:
             scales = found.scales | {n.name: s for n, s in cheaper.items()}
@@ -175,7 +177,7 @@ def _split(chooser: Chooser, found: Choice) -> Choice:
 
 
 def _one_block(chooser: Chooser, found: Choice, blocks: list[Residual]) -> Choice:
-    """Something must learn: the cheapest block, as thin as it gets, whatever the budget says."""
+    """Keep the cheapest block, as thin as possible, whatever the budget: something must learn."""
     tried = [chooser.attempt([b for b in found.dropped if b is not block], [block]) for block in blocks]
     able = [t for t in tried if chooser.learns(t)]
     return min(able, key=lambda t: t.cost) if able else found
@@ -187,14 +189,14 @@ def even(items: Sequence[str], count: int) -> list[str]:
 
 
 def by_distance(items: Sequence[str], taken: Sequence[str]) -> list[str]:
-    """The items that are not taken, those farthest from the taken ones (and from the ends) first."""
+    """The items not taken, farthest from taken items and from the ends first."""
     at = [-1, *(i for i, item in enumerate(items) if item in taken), len(items)]
     free = [i for i in range(len(items)) if i not in at]
     return [items[i] for i in sorted(free, key=lambda i: -min(abs(i - j) for j in at))]
 
 
 def _own_zeros(block: Residual, graph: fx.Graph, stage: Stage, shared: Collection[int]) -> tuple[str, ...] | None:
-    """What to set to zero for the branch, if nothing but the branch uses it."""
+    """Parameters that silence the branch at zero; None if there are none, or if anything else uses them."""
     names = zeroing(block, stage)
     parameters = dict(stage.named_parameters(remove_duplicate=False))
     wanted = {id(parameters[name]) for name in names or ()}
@@ -210,11 +212,12 @@ def _own_zeros(block: Residual, graph: fx.Graph, stage: Stage, shared: Collectio
 
 
 def _droppable(block: Residual, writing: dict[object, list[fx.Node]]) -> bool:
-    """Not where the sum is written into later: the write would go into the stream."""
+    """Whether nothing writes in place into the sum later: without the block it would write into the stream."""
     return not any(block.node < w for w in writing.get(block.node.meta.get("storage"), []))
 
 
 def _thin(sets: list[ChannelSet], share: float) -> tuple[Thinned, dict[str, float]]:
+    """New sizes of the layers in these sets, and the factors on their nodes' costs."""
     thinned: Thinned = {}
     scales: dict[str, float] = {}
     for group in sets:

@@ -1,12 +1,12 @@
-"""AuxNets: for each stage but the last a small network from its input to its output, derived from the stage itself.
+"""Derive an AuxNet from a stage: a small network from the stage's input to its output.
 
 >>> aux = derive(stage, budget=0.1)
->>> lam_next = aux(lam)                # called just as the stage is
+>>> lam_next = aux(lam)                # called as the stage is
 >>> aux.record                         # what was kept, dropped and thinned
 
-Residual blocks that keep the shape are dropped, evenly, until the rest costs no more than `budget` of the stage; what
-is left of the budget goes to one more block with fewer channels inside. Where that is not enough, channels are thinned
-in all that is left, then branches beside a projection go. A stage without residual blocks gets an adapter.
+Shape-preserving residual blocks are dropped, evenly, until the rest costs at most `budget` times the stage; the rest of
+the budget pays for one more block with fewer channels. If that is not enough, the remaining channels are thinned, then
+branches beside a projection are dropped. A stage without residual blocks gets an adapter.
 """
 
 from __future__ import annotations
@@ -22,34 +22,35 @@ from lpcompile.errors import UsageError
 from lpcompile.passes.auxnet import low_rank
 from lpcompile.passes.auxnet.adapter import Adapter, possible
 from lpcompile.passes.auxnet.channels import thin
-from lpcompile.passes.auxnet.check import FakeRun, Mismatch, fake_run
+from lpcompile.passes.auxnet.check import Mismatch, checked_flops
 from lpcompile.passes.auxnet.choice import Choice, choose
-from lpcompile.passes.auxnet.graph import boundary_values, rewrite
-from lpcompile.passes.auxnet.modules import INITS, layers, refresh
+from lpcompile.passes.auxnet.drop_blocks import boundary_values, rewrite
+from lpcompile.passes.auxnet.layers import INITS, aux_layers, refresh
+from lpcompile.passes.graph.dataflow import dataflow
 from lpcompile.passes.graph.module import TwoModeModule
 from lpcompile.passes.split.split import Stage, StageIO, stage_io
 
 FORMS = ("derived", "tied")
-SEED = 1  # of fresh weights: the same on every rank, whatever the user's generators do
+FRESH_SEED = 1  # of fresh weights: the same on every rank, independent of the user's generators
 
 
 @dataclass(frozen=True)
 class AuxRecord:
-    """What an AuxNet was made of."""
+    """How an AuxNet was derived."""
 
-    kind: str  # "derived", "tied", "adapter", "whole" (the stage itself, where nothing smaller runs) or "user"
+    kind: str  # "derived", "tied", "adapter", "whole" (a copy of the stage: nothing smaller runs) or "user"
     init: str
     kept: tuple[str, ...] = ()  # blocks by name
     dropped: tuple[str, ...] = ()
     thinned: tuple[str, ...] = ()  # blocks or layers with fewer channels
     zeroed: tuple[str, ...] = ()  # parameters of the model that must start at zero
-    split: tuple[str, ...] = ()  # layers that became two thinner ones
-    forward_share: float = 0.0  # of the stage's forward cost, estimated
+    split: tuple[str, ...] = ()  # layers replaced by two thinner ones
+    forward_share: float = 0.0  # estimated, of the stage's forward cost
     backward_share: float = 0.0
 
 
 class AuxNet(TwoModeModule):
-    """`aux(*lams, *inputs)` gives the tensors of the next boundary; the same arguments as its stage takes."""
+    """`aux(*lams, *inputs)` returns the next boundary's tensors; it takes the same arguments as its stage."""
 
     _lp_io: dict[bool, StageIO]
     _lp_record: AuxRecord
@@ -59,7 +60,7 @@ class AuxNet(TwoModeModule):
         return self._lp_record
 
     def _lp_set_record(self, record: AuxRecord) -> None:
-        self.__dict__["_lp_record"] = self._lp_notes["_lp_record"] = record  # in the notes, so that copies have it
+        self.__dict__["_lp_record"] = self._lp_notes["_lp_record"] = record  # notes are copied with the module
 
 
 def aux_io(aux: AuxNet) -> StageIO:
@@ -78,13 +79,13 @@ def derive(
     shared: Collection[int] = (),
     head: bool = False,
 ) -> AuxNet:
-    """The AuxNet of a stage. `costs` gives (forward, backward) of its nodes by name; without them FLOPs count.
-    `batch_free`: the stage runs at any batch size, so the AuxNet must too. `shared`: ids of parameters that other
-    stages use. `head`: what follows a boundary is derived from (see `passes.head`), which is thinned also where it has
-    no blocks, and ends as the model does.
+    """The AuxNet of a stage; the model does not change.
 
-    The model does not change. For a consistent start, `record.zeroed` names the parameters that must be set to zero;
-    `take_weights` then gives the AuxNet the model's weights.
+    costs: (forward, backward) by node name; FLOPs by default. batch_free: the stage runs at any batch size, so the
+    AuxNet must too. shared: ids of parameters that other stages use. head: derive a head from the rest of the model
+    (see `auxnet.head`): thin it even without blocks, and keep the model's last layers.
+
+    For a consistent start, set the parameters in `record.zeroed` to zero, then copy the weights with `take_weights`.
     """
     if form not in FORMS:
         raise UsageError(f"aux={form!r} is not one of {', '.join(FORMS)}")
@@ -100,30 +101,31 @@ def derive(
         parts = [prices.get(n.name, (0.0, 0.0)) for n in choice.graph.nodes]
         scales = [choice.scales.get(n.name, 1.0) for n in choice.graph.nodes]
         spent = [sum(p[i] * s for p, s in zip(parts, scales, strict=True)) for i in (0, 1)]
-        if _run(aux, batch_free) is not None:
+        if _flops_if_it_fits(aux, batch_free) is not None:
             return _recorded(aux, _record(choice, form, init), spent[0] / total[0], spent[1] / total[1])
     until = _last_layers(stage, graph, sums, budget) if head else None
     aux = _adapted(stage, graph, budget, seed, init, until)
-    run = _run(aux, batch_free)
-    if run is None:  # nothing smaller runs: the stage itself, once more
-        whole_copy = rewrite(graph, stage, boundary_values(graph, len(aux_io(aux).boundary)), ())
-        return _recorded(assemble(stage, whole_copy, layers(stage, whole_copy)), AuxRecord("whole", "copy"), 1.0, 1.0)
-    share = run.flops / (sum(flops_of(n)[0] for n in graph.nodes) or 1.0)
+    flops = _flops_if_it_fits(aux, batch_free)
+    if flops is None:  # nothing smaller runs: a copy of the stage
+        copied = rewrite(graph, stage, boundary_values(graph, len(aux_io(aux).boundary)), ())
+        return _recorded(assemble(stage, copied, aux_layers(stage, copied)), AuxRecord("whole", "copy"), 1.0, 1.0)
+    share = flops / (sum(flops_of(n)[0] for n in graph.nodes) or 1.0)
     return _recorded(aux, AuxRecord("adapter", "fresh"), share, share)
 
 
 def flops_of(node: fx.Node) -> tuple[float, float]:
+    """Forward and backward FLOPs."""
     if node.op in ("placeholder", "output", "get_attr"):
         return 0.0, 0.0
     return float(node.meta.get("flops", 0)), float(node.meta.get("backward_flops", 0))
 
 
 def _built(stage: Stage, choice: Choice, form: str, init: str, seed: int) -> AuxNet:
-    found = layers(stage, choice.graph, tied=form == "tied")
+    found = aux_layers(stage, choice.graph, tied=form == "tied")
     for name, (makes, takes, keeps) in choice.thinned.items():
         thin(found[name], makes, takes, keeps)
     with torch.random.fork_rng(devices=_cuda(stage)):
-        torch.manual_seed(SEED + seed)
+        torch.manual_seed(FRESH_SEED + seed)
         for node in [n for n in choice.graph.nodes if n.op == "call_module" and str(n.target) in choice.ranks]:
             name = str(node.target)
             up = low_rank.insert(choice.graph, node)
@@ -134,8 +136,8 @@ def _built(stage: Stage, choice: Choice, form: str, init: str, seed: int) -> Aux
 
 
 def _adapted(stage: Stage, graph: fx.Graph, budget: float, seed: int, init: str, until: fx.Node | None) -> AuxNet:
-    """Nothing can be dropped: an adapter for each tensor of the boundary that is more than handed on; or one for
-    `until` and, behind it, the stage's own layers."""
+    """An adapter for each tensor of the boundary that is not an input handed on; with `until`, one adapter to that
+    value, followed by the stage's own layers."""
     io = stage_io(stage, True)
     values = boundary_values(graph, len(io.boundary))
     ends = list(zip(values, io.boundary, strict=True)) if until is None else [(until, until.meta["spec"])]
@@ -149,43 +151,46 @@ def _adapted(stage: Stage, graph: fx.Graph, budget: float, seed: int, init: str,
             adapter = Adapter(f"adapter_{seed}_{i}", source.meta["spec"], spec, flops, device, made)
             instead[value] = (source, adapter.connect)
     with torch.random.fork_rng(devices=_cuda(stage)):
-        torch.manual_seed(SEED + seed)
+        torch.manual_seed(FRESH_SEED + seed)
         rewritten = rewrite(graph, stage, values, (), instead)
-        found = layers(stage, rewritten, given=made)
+        found = aux_layers(stage, rewritten, given=made)
         if until is not None and init == "fresh":
             refresh(layer for name, layer in found.items() if name not in made)
     return assemble(stage, rewritten, found)
 
 
 def _last_layers(stage: Stage, graph: fx.Graph, costs: Mapping[str, float], budget: float) -> fx.Node | None:
-    """The first value through which all that the boundary gives must pass and after which half the budget is enough."""
-    count = len(stage_io(stage, True).lams)
-    nodes: list[fx.Node] = [n for n in graph.nodes if n.op != "output"]
+    """The first value on all paths from the boundary to the outputs after which half the budget is enough."""
+    import networkx
+
+    nodes: list[fx.Node] = list(graph.nodes)  # the last is the output
+    follower = networkx.immediate_dominators(dataflow(graph).reverse(copy=False), nodes[-1])
+    paths = [_followers(lam, follower) for lam in nodes[: len(stage_io(stage, True).lams)] if lam in follower]
+    bottlenecks = set[fx.Node]().union(*paths[:1]).intersection(*paths)
     left, room = sum(costs.values()), budget * sum(costs.values()) / 2
-    at = {n: i for i, n in enumerate(nodes)}
-    last = {n: max((at.get(u, len(nodes)) for u in n.users), default=-1) for n in nodes}
-    made: set[fx.Node] = set(nodes[:count])
-    for i, node in enumerate(nodes):
+    for node in nodes:
         left -= costs.get(node.name, 0.0)
-        if made.intersection(node.all_input_nodes):
-            made.add(node)
-        alive = [n for n in made if at[n] <= i < last[n]]
-        if alive == [node] and node not in nodes[:count] and left <= room and _batched_float(node):
+        if node in bottlenecks and left <= room and _batched_float(node):
             return node
     return None
 
 
+def _followers(node: fx.Node, follower: Mapping[fx.Node, fx.Node]) -> list[fx.Node]:
+    """All nodes that every path from `node` passes, given the first of them for each node."""
+    found: list[fx.Node] = []
+    while node in follower and follower[node] is not node:  # the output has none, or itself in older networkx
+        node = follower[node]
+        found.append(node)
+    return found
+
+
 def _source(value: fx.Node) -> fx.Node | None:
-    """The tensor that an adapter starts from: the largest float input that `value` is made of, or, where there are
-    only ids, the first float made of them (an embedding)."""
-    found: dict[fx.Node, None] = {}
-    pending = [value]
-    while pending:
-        node = pending.pop()
-        if node not in found:
-            found[node] = None
-            pending += node.all_input_nodes
-    floats = sorted(n for n in found if n is not value and n.op != "get_attr" and _batched_float(n))
+    """The tensor that an adapter starts from: the largest float input that `value` depends on, or, if all inputs are
+    ids, the first float computed from them (an embedding)."""
+    import networkx
+
+    ancestors = networkx.ancestors(dataflow(value.graph), value)
+    floats = sorted(n for n in ancestors if n.op != "get_attr" and _batched_float(n))
     inputs = [n for n in floats if n.op == "placeholder"]
     return max(inputs, key=lambda n: n.meta["spec"].nbytes) if inputs else next(iter(floats), None)
 
@@ -196,7 +201,7 @@ def _batched_float(node: fx.Node) -> bool:
 
 
 def assemble(stage: Stage, graph: fx.Graph, found: dict[str, Any]) -> AuxNet:
-    """An AuxNet module in training mode that takes what the stage takes."""
+    """An AuxNet module with the stage's inputs and boundary."""
     io = stage_io(stage, True)
     io = StageIO(io.lams, io.inputs, io.boundary, ())
     aux = AuxNet({True: graph, False: graph}, f"AuxNet_{stage._lp_name}", _lp_io={True: io, False: io})
@@ -204,10 +209,10 @@ def assemble(stage: Stage, graph: fx.Graph, found: dict[str, Any]) -> AuxNet:
     return aux
 
 
-def _run(aux: AuxNet, batch_free: bool) -> FakeRun | None:
-    """None where it does not give what the boundary carries."""
+def _flops_if_it_fits(aux: AuxNet, batch_free: bool) -> float | None:
+    """Forward FLOPs; None if the results do not match the boundary."""
     try:
-        return fake_run(aux, aux_io(aux).boundary, batch_free)
+        return checked_flops(aux, aux_io(aux).boundary, batch_free)
     except Mismatch:
         return None
 

@@ -1,11 +1,11 @@
-"""Heads: for each stage but the last a small network from its output to the model's, so that it has a loss of its own.
+"""Heads: for each stage but the last a small network from its output to the model's, which gives it a local loss.
 
 >>> head = derive_head(captured, boundary, stage, budget=0.1, init="fresh", seed=0)
->>> loss_fn(head(X), target)             # the user's loss, as it is
+>>> loss_fn(head(X), target)             # the user's own loss
 
-A head is derived as an AuxNet is, from all that follows the stage taken as one: residual blocks go until the rest costs
-no more than `budget` of the stage, channels are thinned where that is not enough, and what the model ends with (norm,
-pooling, classifier) stays. Where no block can go and nothing can be thinned, an adapter leads to that end.
+A head is derived like an AuxNet, from the rest of the model as one stage: residual blocks are dropped until it costs at
+most `budget` times the stage, channels are thinned if that is not enough, and the model's last layers (norm, pooling,
+classifier) stay. If nothing can be dropped or thinned, an adapter leads to these layers.
 """
 
 from __future__ import annotations
@@ -16,14 +16,16 @@ from torch import fx
 
 from lpcompile.errors import PlanError
 from lpcompile.passes.auxnet.derive import AuxNet, aux_io, derive, flops_of
-from lpcompile.passes.auxnet.graph import boundary_values
+from lpcompile.passes.auxnet.drop_blocks import boundary_values
 from lpcompile.passes.capture.capture import Captured
+from lpcompile.passes.graph.dataflow import dataflow
+from lpcompile.passes.graph.module import TwoModeModule
 from lpcompile.passes.graph.residual import residuals
 from lpcompile.passes.split.split import Place, Stage, StageIO, split, stage_io
 
 
 def derive_head(captured: Captured, place: Place, stage: Stage, *, budget: float, init: str, seed: int) -> AuxNet:
-    """The head of `stage`, which ends at `place`; its shares in the record are of the stage's FLOPs."""
+    """The head of `stage`, which ends at `place`; the shares in its record are of the stage's FLOPs."""
     rest, outputs = tail(captured, place)
     own, all_of_it = _flops(stage), _flops(rest)
     head = derive(
@@ -42,8 +44,7 @@ def derive_head(captured: Captured, place: Place, stage: Stage, *, budget: float
             f"your own, or use a method without heads"
         )
     io = aux_io(head)
-    io = StageIO(io.lams, io.inputs, (), outputs)
-    head.__dict__["_lp_io"] = head._lp_notes["_lp_io"] = {True: io, False: io}
+    _set_io(head, StageIO(io.lams, io.inputs, (), outputs))
     known = head.record
     forward, backward = (
         share * theirs / (mine or 1.0)
@@ -54,10 +55,10 @@ def derive_head(captured: Captured, place: Place, stage: Stage, *, budget: float
 
 
 def tail(captured: Captured, place: Place) -> tuple[Stage, tuple[int, ...]]:
-    """All that follows a cut as one stage that gives the model's outputs as if they were a boundary; and which.
+    """The rest of the model after a cut, as a stage whose boundary is the model's outputs, and their indices.
 
-    Outputs that are made on the way (caches of attention, hidden states, side classifiers) are left out: they would
-    keep every block alive.
+    Intermediate outputs (attention caches, hidden states, side classifiers) are left out: they would keep every block
+    alive.
     """
     rest = split(captured, [place])[1]
     io, graph = stage_io(rest, True), rest._lp_graphs[True]
@@ -74,22 +75,24 @@ def tail(captured: Captured, place: Place) -> tuple[Stage, tuple[int, ...]]:
     results = tuple(values[i] for i in kept)
     end.args = (results[0] if len(results) == 1 else results,)
     specs = tuple(v.meta["spec"] for v in results)
-    seen = StageIO(io.lams, io.inputs, specs, ())
-    rest.__dict__["_lp_io"] = rest._lp_notes["_lp_io"] = {True: seen, False: seen}
+    _set_io(rest, StageIO(io.lams, io.inputs, specs, ()))
     return rest, tuple(io.outputs[i] for i in kept)
 
 
+def _set_io(module: TwoModeModule, io: StageIO) -> None:
+    module.__dict__["_lp_io"] = module._lp_notes["_lp_io"] = {True: io, False: io}  # notes are copied with the module
+
+
 def _depths(rest: Stage, values: list[fx.Node]) -> list[int | None]:
-    """How many residual blocks each value is made of; None for what does not depend on the boundary."""
+    """Number of residual blocks that each value depends on; None if it does not depend on the boundary."""
+    import networkx
+
     graph = rest._lp_graphs[True]
+    flow = dataflow(graph)
     lams = [n for n in graph.nodes if n.op == "placeholder"][: len(stage_io(rest, True).lams)]
     blocks = {b.node for b in residuals(graph, rest)}
-    below: dict[fx.Node, frozenset[fx.Node]] = {}  # the blocks and lams that a node is made of
-    for node in graph.nodes:
-        sources = [below[n] for n in node.all_input_nodes]
-        own = {node} if node in blocks or node in lams else set()
-        below[node] = frozenset(own).union(*sources)
-    return [len(below[v] & blocks) if below[v] else None for v in values]
+    closures = [networkx.ancestors(flow, value) | {value} for value in values]
+    return [None if closure.isdisjoint(blocks.union(lams)) else len(closure & blocks) for closure in closures]
 
 
 def _flops(stage: Stage) -> tuple[float, float]:

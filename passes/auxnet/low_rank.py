@@ -1,6 +1,6 @@
-"""A layer as two thinner ones in a row: how a stem is thinned whose channels are the stream itself.
+"""Low-rank layers: one layer factored into two thinner ones. Thins a stem whose output is the residual stream.
 
-A convolution to few channels, then one of size 1 to the channels that the next layer expects; linear layers alike.
+A convolution to few channels, then a 1x1 convolution to the original number; linear layers alike.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from torch import fx, nn
 from lpcompile.passes.auxnet.channels import CONVOLUTIONS
 from lpcompile.passes.graph.module import submodule
 
-LEAST = 4
+MIN_RANK = 4
 
 
 def sides(layer: Any) -> tuple[int, int] | None:
-    """(outputs, inputs of one output) of a layer that can be split; None for others."""
+    """Rows and columns of the weight matrix of a layer that can be split; None for other layers."""
     if type(layer) in CONVOLUTIONS and layer.groups == 1 and not layer._forward_pre_hooks:
         return int(layer.out_channels), int(layer.weight[0].numel())
     if type(layer) is nn.Linear and not layer._forward_pre_hooks:
@@ -36,16 +36,16 @@ def candidates(graph: fx.Graph, modules: nn.Module) -> dict[fx.Node, tuple[int, 
 
 
 def rank(size: tuple[int, int], share: float) -> int:
-    return max(LEAST, round(share * min(size)))
+    return max(MIN_RANK, round(share * min(size)))
 
 
 def scale(size: tuple[int, int], rank: int) -> float:
-    """What the two layers cost, over what the one costs."""
+    """Cost of the two layers relative to the original."""
     return rank / size[0] + rank / size[1]
 
 
 def insert(graph: fx.Graph, node: fx.Node) -> str:
-    """Put the second layer into the graph behind the first; its name is returned."""
+    """Insert a call of the second layer after the first; returns the second layer's name."""
     target = f"{node.target}_up"
     with graph.inserting_after(node):
         second = graph.create_node("call_module", target, (node,))
@@ -55,7 +55,7 @@ def insert(graph: fx.Graph, node: fx.Node) -> str:
 
 
 def split_layer(layer: Any, rank: int, values: bool) -> tuple[nn.Module, nn.Module]:
-    """The two layers; with `values`, those of this rank that come closest to the one."""
+    """The two layers; with `values`, their product is the best approximation of this rank (truncated SVD)."""
     like: dict[str, Any] = {"device": layer.weight.device, "dtype": layer.weight.dtype}
     bias = layer.bias is not None
     first: nn.Module

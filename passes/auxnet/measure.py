@@ -1,4 +1,4 @@
-"""How long an AuxNet takes beside its stage, and the budget that makes the measured share what was asked for."""
+"""Measured time of an AuxNet relative to its stage, and calibration of the budget to a requested share."""
 
 from __future__ import annotations
 
@@ -8,59 +8,58 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import nn
 
 from lpcompile.core.progress import Progress, silent
 from lpcompile.passes.auxnet.derive import AuxNet
 from lpcompile.passes.graph.module import TwoModeModule
 from lpcompile.passes.graph.untouched import untouched
-from lpcompile.passes.profile.measure import Clock
+from lpcompile.passes.profile.measure import Clock, drop_gradients
 from lpcompile.passes.split.split import Stage, stage_io
 
-ROUNDS = 4  # derivations at most
-CLOSE = (0.94, 1.05)  # measured share over the one asked for: close enough
-REPEATS, FEWEST = 7, 2
-SECONDS = 6.0  # for all AuxNets of a model, about
-Times = tuple[float, float]  # ms of forward and backward
+MAX_DERIVATIONS = 4
+CLOSE_ENOUGH = (0.94, 1.05)  # measured share over requested share
+REPEATS, MIN_REPEATS = 7, 2  # timed steps
+CALIBRATION_SECONDS = 6.0  # for all AuxNets of a model, about
+StepTime = tuple[float, float]  # ms of forward and backward
 
 
 @dataclass(frozen=True)
 class Effort:
-    """How often each stage and its AuxNet are run, and what is shown meanwhile."""
+    """How often each stage and its AuxNet are timed, and where progress is reported."""
 
     repeats: int = REPEATS
     progress: Progress = silent
 
     @property
     def slow(self) -> bool:
-        """Whether steps are so long that every one of them counts."""
-        return self.repeats == FEWEST
+        """Whether steps are so long that only the minimum is run."""
+        return self.repeats == MIN_REPEATS
 
     @property
     def rounds(self) -> int:
-        """Derivations at most."""
-        return 2 if self.slow else ROUNDS
+        """Maximum number of derivations."""
+        return 2 if self.slow else MAX_DERIVATIONS
 
 
 def effort_for(step: float, progress: Progress = silent) -> Effort:
-    """What can be afforded where a step of all stages takes so many ms: AuxNets take a third as long as their stages,
-    and every other one is made twice."""
-    often = int(SECONDS * 1e3 / (2 * step)) if step else REPEATS
-    return Effort(min(REPEATS, max(FEWEST, often)), progress)
+    """The effort that fits CALIBRATION_SECONDS if a step of all stages takes `step` ms. (Timing an AuxNet adds a third
+    to timing its stage, and every other AuxNet is derived twice.)"""
+    often = int(CALIBRATION_SECONDS * 1e3 / (2 * step)) if step else REPEATS
+    return Effort(min(REPEATS, max(MIN_REPEATS, often)), progress)
 
 
 @dataclass(frozen=True)
-class Share:
-    """Medians of forward and backward, as a share of the stage's; and the stage's own times, one for each step."""
+class MeasuredShare:
+    """Median times of an AuxNet relative to its stage's, and the stage's own times by step."""
 
     forward: float
     backward: float
     total: float
-    stage: tuple[Times, ...] = ()
+    stage: tuple[StepTime, ...] = ()
 
 
 def boundary_inputs(stages: Sequence[Stage], tensors: list[torch.Tensor]) -> list[list[torch.Tensor]]:
-    """What each stage is called with when the stages run one after another."""
+    """The arguments of each stage when the stages run in sequence."""
     found, lam = [], list[torch.Tensor]()
     with torch.no_grad():
         for stage in stages:
@@ -78,16 +77,16 @@ def measure_share(
     stage_inputs: Sequence[torch.Tensor],
     aux_inputs: Sequence[torch.Tensor],
     repeats: int = REPEATS,
-    known: tuple[Times, ...] = (),
+    known: tuple[StepTime, ...] = (),
     dtype: str = "",
-) -> Share:
-    """Steps of the stage and of the AuxNet in turn, so that noise falls on both alike.
+) -> MeasuredShare:
+    """Time the stage and the AuxNet in turn, so that noise affects both alike.
 
-    known: times of the stage from before, which is then not run again. Where steps are so long that they are not
-    repeated often, a stage that has just been profiled needs no warm-up. dtype: of the AuxNet's autocast.
+    known: earlier times of the stage, which is then not run again. With fewer than REPEATS steps the stage, which has
+    just been profiled, gets no warm-up. dtype: the AuxNet's autocast dtype.
     """
     clock = Clock(next((p.device for p in stage.parameters()), torch.device("cpu")))
-    own, others = list(known), list[Times]()
+    own, others = list(known), list[StepTime]()
     with untouched(stage), untouched(aux), torch.enable_grad():
         stage._lp_use_mode(True)
         for turn in range(repeats + 1):
@@ -97,7 +96,7 @@ def measure_share(
     own = own[1:] if repeats == REPEATS and not known else own
     medians = [[statistics.median(t[i] for t in times) for i in (0, 1)] for times in (own, others[1:])]
     (forward, backward), (aux_forward, aux_backward) = medians
-    return Share(
+    return MeasuredShare(
         aux_forward / (forward or 1.0),
         aux_backward / (backward or 1.0),
         (aux_forward + aux_backward) / ((forward + backward) or 1.0),
@@ -107,8 +106,8 @@ def measure_share(
 
 def _step(
     module: TwoModeModule, inputs: Sequence[torch.Tensor], clock: Clock, gradients: bool, dtype: str = ""
-) -> Times:
-    """ms of forward and backward. A stage's backward goes on to its input; an AuxNet's ends at its own parameters."""
+) -> StepTime:
+    """Run one forward and backward. With `gradients` (a stage), backward includes the inputs' gradients."""
     leaves = [t.detach().requires_grad_(gradients and t.is_floating_point()) for t in inputs]
     start = clock.stamp()
     with torch.autocast(inputs[0].device.type, getattr(torch, dtype)) if dtype else contextlib.nullcontext():
@@ -120,24 +119,22 @@ def _step(
     if values:
         torch.autograd.backward(values, ones)
     end = clock.stamp()
-    _drop_gradients(module)
+    drop_gradients(module)
     return clock.ms(start, middle), clock.ms(begin, end)
 
 
-def _drop_gradients(module: nn.Module) -> None:
-    for parameter in module.parameters():
-        parameter.grad = None
-
-
 def calibrate(
-    budget: float, make: Callable[[float], AuxNet], measure: Callable[[AuxNet], Share], rounds: int = ROUNDS
-) -> tuple[AuxNet, float, Share]:
-    """Derive, measure, correct the budget, derive again, until the measured share is close to the one asked for.
+    budget: float,
+    make: Callable[[float], AuxNet],
+    measure: Callable[[AuxNet], MeasuredShare],
+    rounds: int = MAX_DERIVATIONS,
+) -> tuple[AuxNet, float, MeasuredShare]:
+    """Derive, measure and correct the budget until the measured share is close to the requested one.
 
     Returns the best AuxNet, the budget it was derived with, and its measured share.
     """
     asked = budget
-    tried: list[tuple[float, AuxNet, float, Share]] = []
+    tried: list[tuple[float, AuxNet, float, MeasuredShare]] = []
     for _ in range(rounds):
         aux = make(asked)
         if any(_same(aux, before) for _, before, _, _ in tried):
@@ -145,7 +142,7 @@ def calibrate(
         share = measure(aux)
         ratio = share.total / budget if budget else 1.0
         tried.append((_distance(ratio), aux, asked, share))
-        if CLOSE[0] <= ratio <= CLOSE[1]:
+        if CLOSE_ENOUGH[0] <= ratio <= CLOSE_ENOUGH[1]:
             break
         asked = min(1.0, asked * min(4.0, max(0.25, 1 / max(ratio, 1e-6))))
     _, aux, asked, share = min(tried, key=lambda t: t[0])
@@ -153,7 +150,7 @@ def calibrate(
 
 
 def _distance(ratio: float) -> float:
-    """Above the budget counts more than below it."""
+    """Distance from the budget; above it counts three times."""
     return 3 * (ratio - 1) if ratio > 1 else 1 - ratio
 
 

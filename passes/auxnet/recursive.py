@@ -1,4 +1,4 @@
-"""Recursive AuxNets: ReAuxNet_k goes from the model's input straight to boundary k, through thinned stages."""
+"""Recursive AuxNets: ReAuxNet_k maps the model's input to boundary k, through thinned stages."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from torch import fx, nn
 
 from lpcompile.passes.auxnet.derive import AuxNet, AuxRecord, aux_io
 from lpcompile.passes.graph.module import submodule
-from lpcompile.passes.split.split import StageIO
+from lpcompile.passes.split.split import StageIO, registered
 
 
 def compose(parts: Sequence[AuxNet]) -> AuxNet:
-    """One network of several AuxNets, one after another, on the parts' own modules: `aux(*inputs)`.
+    """AuxNets chained into one network, `aux(*inputs)`, on the parts' own modules.
 
-    Parts that belong to several ReAuxNets are shared between them: the same weights, each network its own copy of
-    none. The parameter names are the model's, and no two stages have the same.
+    A part used in several ReAuxNets shares its weights between them. Parameters keep the model's names; only a layer
+    that two stages share gets a second name.
     """
     graph = fx.Graph()
     wanted = sorted({i for part in parts for i in aux_io(part).inputs})
@@ -74,14 +74,12 @@ def _state(part: AuxNet) -> dict[str, Any]:
         if node.op == "call_module":
             found[str(node.target)] = submodule(part, str(node.target))
         elif node.op == "get_attr":
-            owner, _, name = str(node.target).rpartition(".")
-            module = submodule(part, owner)
-            found[str(node.target)] = module._parameters.get(name, module._buffers.get(name))
+            found[str(node.target)] = registered(part, str(node.target))
     return found
 
 
 class _Tree(nn.Module):
-    """Answers where a buffer is persistent, for `_lp_fill`, from whichever part has it."""
+    """Looks up a submodule in whichever part has it: `_lp_fill` asks there whether a buffer is persistent."""
 
     def __init__(self, parts: Sequence[AuxNet]) -> None:
         super().__init__()
@@ -97,7 +95,7 @@ class _Tree(nn.Module):
 
 
 def record(parts: Sequence[AuxNet], kind: str, forward: float, backward: float) -> AuxRecord:
-    """The parts' records as one."""
+    """The parts' records merged."""
     records = [part.record for part in parts]
     return AuxRecord(
         kind,

@@ -1,4 +1,4 @@
-"""AuxNets that the user gives: `auxnet=factory(in_spec, out_spec, stage)`, or a module for each boundary."""
+"""The user's own AuxNets: `auxnet=factory(in_spec, out_spec, stage)`, or a module for each boundary."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import fx, nn
 from lpcompile.core.spec import TensorSpec
 from lpcompile.errors import UsageError
 from lpcompile.passes.auxnet.adapter import noted
-from lpcompile.passes.auxnet.check import Mismatch, fake_run
+from lpcompile.passes.auxnet.check import Mismatch, checked_flops
 from lpcompile.passes.auxnet.derive import AuxNet, AuxRecord, assemble
 from lpcompile.passes.split.split import Stage, stage_io
 
@@ -18,7 +18,7 @@ Given = Callable[..., nn.Module] | nn.Module | Sequence[nn.Module | None] | Mapp
 
 
 def given_module(given: Given, k: int, stages: Sequence[Stage]) -> nn.Module | None:
-    """The user's network for AuxNet_k, which makes boundary k + 1; None where they leave it to us."""
+    """The user's network for AuxNet_k, which predicts boundary k + 1; None to derive one."""
     count = len(stages) - 1
     found: Any
     if isinstance(given, Mapping):
@@ -54,7 +54,7 @@ def _call(factory: Callable[..., Any], k: int, stage: Stage) -> Any:
 
 
 def _specs(stage: Stage) -> tuple[list[TensorSpec], tuple[TensorSpec, ...]]:
-    """What a user's network takes: the boundary before the stage, or, for the first, the model's inputs."""
+    """Inputs and outputs of a user's network: it reads the boundary before the stage, or the model's inputs."""
     io = stage_io(stage, True)
     placeholders = [n.meta["spec"] for n in stage._lp_graphs[True].nodes if n.op == "placeholder"]
     return list(io.lams) or placeholders, io.boundary
@@ -65,7 +65,7 @@ def _bare(specs: Sequence[TensorSpec]) -> Any:
 
 
 def wrap(module: nn.Module, k: int, stage: Stage) -> AuxNet:
-    """The user's module behind the calling convention of an AuxNet, checked for shape and dtype."""
+    """The user's module with the calling convention of an AuxNet, checked for shape and dtype."""
     io = stage_io(stage, True)
     graph = fx.Graph()
     nodes = []
@@ -79,7 +79,7 @@ def wrap(module: nn.Module, k: int, stage: Stage) -> AuxNet:
     aux = assemble(stage, graph, {"net": module})
     aux._lp_set_record(AuxRecord("user", "user"))
     try:
-        flops = fake_run(aux, io.boundary).flops
+        flops = checked_flops(aux, io.boundary)
     except Mismatch as mismatch:
         in_specs, out_specs = _specs(stage)
         raise UsageError(

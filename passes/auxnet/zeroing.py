@@ -1,7 +1,7 @@
-"""Which parameters must start at zero for a residual branch to start at zero.
+"""Which parameters must start at zero for a residual branch to be zero, so that the block is its shortcut.
 
-The last norm's scale, or the last layer's weight where no norm follows: zero in, and the block is its shortcut. Walks
-back from the sum over whatever maps zero to zero.
+Usually the last norm's scale and offset, or the last layer's weight and bias if no norm follows. The search walks back
+from the sum through operations that map zero to zero.
 """
 
 from __future__ import annotations
@@ -15,13 +15,12 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
 
 from lpcompile.errors import UsageError
-from lpcompile.passes.auxnet.modules import detached_copy
+from lpcompile.passes.auxnet.layers import detached_copy
 from lpcompile.passes.graph.module import submodule
 from lpcompile.passes.graph.residual import Residual
 
-# Calls whose result is zero where their first argument is, and follows when that moves away from zero: after a ReLU a
-# branch that starts at zero would stay there.
-THROUGH = set(
+# Calls that map zero to zero and have a gradient there. Not ReLU: a branch that starts at zero would stay at zero.
+ZERO_PRESERVING = set(
     "getitem reshape view permute transpose swapaxes movedim moveaxis flatten unflatten contiguous squeeze unsqueeze "
     "expand expand_as repeat roll flip chunk split unbind narrow select clone to float half type type_as mT T "
     "dropout dropout1d dropout2d dropout3d stochastic_depth drop_path gelu silu tanh hardswish leaky_relu elu mish "
@@ -36,9 +35,9 @@ NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
 
 def zeroing(block: Residual, modules: nn.Module) -> tuple[str, ...] | None:
-    """Names of the parameters whose zeros make the branch zero, or None where no such parameters are found.
+    """Names of the parameters that make the branch zero when they are zero; None if there are none.
 
-    A branch that starts at zero already is left as it is: two zeros in a row would never learn.
+    If the branch is zero already, these are the parameters that make it so: two zeros in a row would never learn.
     """
     if block.branch is block.node:  # a transformer layer of torch.nn
         return _block_layer(str(block.node.target), submodule(modules, str(block.node.target)))
@@ -55,7 +54,7 @@ def _block_layer(target: str, layer: nn.Module) -> tuple[str, ...]:
 
 
 class _Walk:
-    """Back from a node to the parameters that make it zero; with `zero_now`, only over those that are zero."""
+    """Walks back from a node to the parameters that can make it zero; with `zero_now`, only those that are zero."""
 
     def __init__(self, modules: nn.Module, zero_now: bool) -> None:
         self.modules, self.zero_now = modules, zero_now
@@ -83,7 +82,7 @@ class _Walk:
             return next((f for n in [*states, *inputs] if (f := self.zero(n)) is not None), None)
         if name == "pad" and (node.kwargs.get("value") or any(node.args[3:])):
             return None
-        return self.zero(inputs[0]) if name in THROUGH and inputs else None
+        return self.zero(inputs[0]) if name in ZERO_PRESERVING and inputs else None
 
     def _use(self, names: set[str]) -> set[str] | None:
         values = [_parameter(self.modules, name) for name in names]
@@ -107,16 +106,15 @@ class _Walk:
 
 
 def _is_plain_layer(layer: nn.Module) -> bool:
-    """A layer of torch.nn as it is: subclasses may do more (timm's BatchNormAct2d applies an activation), and a
+    """Whether a layer is torch.nn's own: subclasses may do more (timm's BatchNormAct2d applies an activation), and a
     parametrized weight is not the parameter."""
     plain = type(layer).__module__.startswith("torch.nn.modules.") and not layer._forward_pre_hooks
     return plain and isinstance(layer, (nn.Linear, _ConvNd, *NORMS)) and not hasattr(layer, "parametrizations")
 
 
 def _gives_zero(layer: nn.Module, node: fx.Node, names: Collection[str] | None) -> bool:
-    """Whether the layer's result is zero for any input when these parameters are zero; without names, whether it is
-    zero for a zero input with the weights it has. And whether that can change: the gradient there must not be zero.
-    Tried on a copy. (Of a weight norm the parameters are its length, not its direction.)"""
+    """Whether the result is zero, with a gradient that is not: for any input if the parameters `names` are zero, or,
+    without names, for a zero input with the current weights. Tried on a copy of the layer."""
     inputs = _tensors(node)
     if len(inputs) != 1 or len(node.args) != 1 or node.kwargs or inputs[0].meta.get("spec") is None:
         return False
@@ -163,7 +161,7 @@ def _is_parameter(node: fx.Node, modules: nn.Module) -> bool:
 
 
 def _tensors(node: fx.Node) -> list[fx.Node]:
-    """The tensors a call works on, without sizes; those in a list (torch.cat) too."""
+    """The tensor arguments of a call, without sizes; those in lists (torch.cat) too."""
     flat: list[fx.Node] = []
     fx.node.map_arg((node.args, node.kwargs), lambda n: flat.append(n))
     return [n for n in flat if "symbol" not in n.meta]
@@ -181,7 +179,7 @@ def set_to_zero(model: nn.Module, names: Sequence[str]) -> None:
 
 
 def refuse_trained(model: nn.Module) -> None:
-    """A consistent start changes initial weights: never those of a model that has learnt something."""
+    """Raise `UsageError` for a trained model: a consistent start would overwrite learnt weights."""
     why = trained(model)
     if why:
         raise UsageError(
@@ -191,6 +189,7 @@ def refuse_trained(model: nn.Module) -> None:
 
 
 def trained(model: nn.Module) -> str | None:
+    """A sign that the model was trained, or None."""
     for name, module in model.named_modules():
         count = getattr(module, "num_batches_tracked", None)
         if isinstance(count, torch.Tensor) and count.device.type != "meta" and int(count) > 0:

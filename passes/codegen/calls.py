@@ -24,7 +24,7 @@ _INFIX: dict[Any, tuple[str, int]] = {
     operator.rshift: (">>", 9), operator.lt: ("<", 5), operator.le: ("<=", 5), operator.gt: (">", 5),
     operator.ge: (">=", 5), operator.eq: ("==", 5), operator.ne: ("!=", 5),
 }  # fmt: skip
-# What Python's operators call on tensors.
+# Tensor methods that Python's operators call.
 _METHODS = {"add": "+", "sub": "-", "mul": "*", "div": "/", "matmul": "@", "pow": "**", "lt": "<", "le": "<=",
             "gt": ">", "ge": ">=", "eq": "==", "ne": "!="}  # fmt: skip
 _LEVELS = dict(_INFIX.values())
@@ -38,7 +38,7 @@ _IN_PLACE_METHODS = {"add_": "+=", "sub_": "-=", "mul_": "*=", "div_": "/="}
 
 @dataclass(frozen=True)
 class Expr:
-    """Source text with how tightly it binds."""
+    """Source text and its precedence."""
 
     text: str
     level: int = ATOM
@@ -53,7 +53,7 @@ Value = Callable[[fx.Node], Expr]
 
 @dataclass(frozen=True)
 class Operation:
-    """A step without the wrappers around it: what runs, and inside which `with` blocks."""
+    """A step without our wrappers: the call itself and the `with` contexts around it."""
 
     op: str
     target: Any
@@ -64,7 +64,7 @@ class Operation:
 
     @property
     def in_place(self) -> str | None:
-        """`+=` and its like, for the functions and methods that they call."""
+        """The augmented assignment (`+=`, ...) that is this call, if any."""
         if len(self.args) != 2 or self.kwargs:
             return None
         if self.op == "call_method":
@@ -95,7 +95,7 @@ def _is_operator(target: Any) -> bool:
 
 
 def operation(node: fx.Node, names: Names) -> Operation:
-    """Take our wrappers off a call: gradient and autocast regions become `with` blocks."""
+    """A call without our wrappers: `no_grad` and autocast regions become `with` contexts."""
     op, args, kwargs = node.op, tuple(node.args), dict(node.kwargs)
     target: Any = node.target
     contexts: list[str] = []
@@ -109,7 +109,7 @@ def operation(node: fx.Node, names: Names) -> Operation:
                 rest = f", enabled={enabled}" if not enabled else ""
                 rest += "" if cache else ", cache_enabled=False"
                 contexts.append(f"torch.autocast({quote(device_type)}, {dtype}{rest})")
-                # a weight that two steps of one region use is cast once, and its gradients add up in another order
+                # in a shared region a weight is cast once for both steps, and its gradients add up in another order
                 together = together and not enabled
         target = target.function
     if target is calls.call_module:
@@ -120,7 +120,7 @@ def operation(node: fx.Node, names: Names) -> Operation:
 
 
 def expression(operation: Operation, value: Value, module: Callable[[str], str], names: Names, where: str) -> Expr:
-    """The source of a step; `value` gives its inputs, `module` the expression for the layer at a path."""
+    """The source of a step; `value` gives the source of an input, `module` that of the layer at a path."""
     try:
         return _expression(operation, _Arguments(value, names), module, names)
     except Unprintable as error:
@@ -165,7 +165,7 @@ def _expression(step: Operation, arguments: _Arguments, module: Callable[[str], 
 
 
 def _is_default(function: Any, name: str, value: Any) -> bool:
-    """Whether a keyword argument says what the function takes anyway. `training` is always said."""
+    """Whether a keyword argument equals the function's default. `training` is always written."""
     if not isinstance(value, (bool, int, float, str, type(None))) or name == "training":
         return False
     default = _defaults(function).get(name, inspect.Parameter.empty)
@@ -194,12 +194,12 @@ def _infix(sign: str, left: Expr, right: Expr) -> Expr:
 
 
 def _simple(*sides: Expr) -> bool:
-    """Where ruff writes `x**2` without spaces: names, numbers and attributes."""
+    """Whether ruff writes `x**2` without spaces: names, numbers and attributes."""
     return all(s.level >= 12 and all(c.isalnum() or c in "._-" for c in s.text) for s in sides)
 
 
 class _Arguments:
-    """Arguments of a call as text: nested, with nodes inside."""
+    """Arguments of a call as text; nodes may be nested in containers."""
 
     def __init__(self, value: Value, names: Names) -> None:
         self.value, self.names = value, names
@@ -251,7 +251,7 @@ class _Arguments:
 
 
 def symbol_text(node: fx.Node, value: Value) -> Expr:
-    """A size or a device that a stage reads off one of its inputs."""
+    """A batch size or device, read off an input of the stage."""
     source = node.args[0]
     while isinstance(source, fx.Node) and source.op == "call_method" and source.target == "clone":
         source = source.args[0]
@@ -265,6 +265,7 @@ def symbol_text(node: fx.Node, value: Value) -> Expr:
 
 
 def size_text(tensor: str, dim: int, multiple: int) -> Expr:
+    """The batch size, from a dimension that is `multiple` times as large."""
     if multiple == 1:
         return Expr(f"{tensor}.shape[{dim}]")
     return Expr(f"{tensor}.shape[{dim}] // {multiple}", 11)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-WIDTH = 120
+LINE_WIDTH = 120
 _OPEN, _CLOSE = "([{", ")]}"
 
 
@@ -10,8 +10,8 @@ def indent(lines: list[str], levels: int = 1) -> list[str]:
     return [f"{'    ' * levels}{line}" if line else line for line in lines]
 
 
-def wrap(line: str, width: int = WIDTH) -> list[str]:
-    """One logical line as physical lines of at most `width` characters, where brackets allow."""
+def wrap(line: str, width: int = LINE_WIDTH) -> list[str]:
+    """One logical line as lines of at most `width` characters, as far as brackets allow."""
     pairs = _outer_brackets(line) if len(line) > width else []
     pairs = [(first, last) for first, last in pairs if line[first + 1 : last].strip()]
     if not pairs:
@@ -29,7 +29,7 @@ def wrap(line: str, width: int = WIDTH) -> list[str]:
 
 
 def split_commas(text: str) -> list[str]:
-    """Split at the commas that lie outside brackets and strings."""
+    """Split at commas outside brackets and strings."""
     parts, depth, start = [], 0, 0
     for i, c in code_characters(text):
         depth += (c in _OPEN) - (c in _CLOSE)
@@ -40,7 +40,7 @@ def split_commas(text: str) -> list[str]:
 
 
 def _outer_brackets(line: str) -> list[tuple[int, int]]:
-    """Where the brackets open and close that lie in no others."""
+    """Positions of the outermost brackets, as pairs."""
     found, depth, start = [], 0, 0
     for i, c in code_characters(line):
         if c in _OPEN:

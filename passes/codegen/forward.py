@@ -1,32 +1,25 @@
-"""The steps of one unit as the body of a method."""
+"""The forward of one unit: its steps as lines of Python."""
 
 from __future__ import annotations
 
 import operator
 from collections import Counter
-from dataclasses import dataclass, field
-from itertools import chain, count
+from dataclasses import dataclass
 
 from torch import fx
 
-from lpcompile.passes.codegen.calls import (
-    Expr,
-    Operation,
-    argument,
-    expression,
-    symbol_text,
-)
+from lpcompile.passes.codegen.calls import Expr, Operation, argument, expression, symbol_text
 from lpcompile.passes.codegen.items import Contents, Item, parts_of, read_off
-from lpcompile.passes.codegen.names import RESERVED, identifier, is_plain, quote
-from lpcompile.passes.codegen.tree import Part, Path, View, is_stream
-from lpcompile.passes.codegen.values import Names
-from lpcompile.passes.codegen.variables import hint, mixes, module_hint
+from lpcompile.passes.codegen.tree import Part, access
+from lpcompile.passes.codegen.variables import Scope, hint
 
-SHORT, LONG = 64, 88
+MAX_INLINED_CHARACTERS = 64  # of an expression that is written inside another one
+MAX_SUBJECT_CHARACTERS = 88  # of an expression that only an index or `return` follows
+Line = tuple[tuple[str, ...], bool, str]  # `with` contexts, whether neighbours may share them, statement
 
 
 @dataclass(frozen=True)
-class Method:
+class ForwardMethod:
     """One mode's forward: argument names, lines, and how many values it returns."""
 
     arguments: tuple[str, ...]
@@ -34,161 +27,63 @@ class Method:
     results: int
 
 
-def access(root: Part, path: Path, names: Names) -> str:
-    """`self.layer1[0].conv1` for a path below the unit at `root`."""
-    text, part, module = "self", root, root.module
-    for i, name in enumerate(path):
-        kind = part.kind if part is not None else "plain"
-        if (
-            kind in ("list", "sequential")
-            and name.isdigit()
-            and list(part.children) == [str(n) for n in range(len(part.children))]
-        ):
-            text += f"[{name}]"
-        elif kind == "dict":
-            text += f"[{quote(name)}]"
-        elif is_plain(name):
-            text += f".{name}"
-        elif i == len(path) - 1 and name in module._parameters:
-            text += f"._parameters[{quote(name)}]"
-        elif i == len(path) - 1 and name in module._buffers:
-            text += f"._buffers[{quote(name)}]"
-        else:
-            text += f"._modules[{quote(name)}]"
-        part = part.children.get(name) if part is not None else None  # type: ignore[assignment]
-        module = module._modules.get(name, module)  # type: ignore[assignment]
-    return text
+class ForwardWriter:
+    """Writes the method of one unit in one mode, once."""
 
+    def __init__(self, contents: Contents, unit: Part) -> None:
+        self.contents, self.unit, self.view, self.names = contents, unit, contents.view, contents.names
+        inputs, self.outputs = self.view.interface(unit.path)
+        if not unit.path:
+            inputs, self.outputs = self.view.arguments, self.view.results
+        self.inputs = [*inputs, *contents.handed(unit.path)]
+        self.items = contents.items(unit.path)
+        self.uses = Counter(v for item in self.items for v in item.inputs) + Counter(self.outputs)
+        self.scope = Scope(self.names, is_stage=not unit.path)
+        self.inlined: dict[fx.Node, Expr] = {}  # values that are written where they are used
+        self.lines: list[Line] = []
+        self._symbol_sources: dict[fx.Node, str] = {}
 
-@dataclass
-class Writer:
-    """Writes the method of one unit in one mode."""
-
-    contents: Contents
-    unit: Part
-    lines: list[tuple[tuple[str, ...], bool, str]] = field(default_factory=list)  # contexts, may share, statement
-    variables: dict[fx.Node, str] = field(default_factory=dict)
-    items: list[Item] = field(default_factory=list)
-    last: dict[fx.Node, int] = field(default_factory=dict)  # the item that needs a value last
-    uses: Counter[fx.Node] = field(default_factory=Counter)
-    pending: dict[fx.Node, Expr] = field(default_factory=dict)
-    carried: dict[fx.Node, list[str]] = field(default_factory=dict)  # names that a pending value may take over
-    symbols: set[str] = field(default_factory=set)
-    fixed: set[str] = field(default_factory=set)  # arguments of a stage keep their names
-    _texts: dict[fx.Node, str] = field(default_factory=dict)
-
-    @property
-    def view(self) -> View:
-        return self.contents.view
-
-    @property
-    def names(self) -> Names:
-        return self.contents.names
-
-    def write(self) -> Method:
-        path = self.unit.path
-        inputs, outputs = self.view.interface(path)
-        if not path:
-            inputs, outputs = self.view.arguments, self.view.results
-        self.items = self.contents.items(path)
-        inputs = [*inputs, *self.contents.handed(path)]
+    def write(self) -> ForwardMethod:
+        self.scope.set_lifetimes(self.items, self.outputs)
+        for value in self.inputs:
+            self.scope.add_argument(value)
+        arguments = tuple(self.scope.variables[v] for v in self.inputs)
+        self.scope.fixed = set(arguments) - {"x"} if not self.unit.path else set()
+        self._symbols()
         for i, item in enumerate(self.items):
-            for value in item.inputs:
-                self.last[value] = i
-        for value in outputs:
-            self.last[value] = len(self.items)
-        self.uses = Counter(v for item in self.items for v in item.inputs) + Counter(outputs)
-        for value in inputs:
-            self.variables[value] = self._argument_name(value)
-        arguments = tuple(self.variables[v] for v in inputs)
-        self.fixed = set(arguments) - {"x"} if not path else set()
-        self._symbols(inputs)
-        for i, item in enumerate(self.items):
-            self._write(i, item, outputs)
-        self._return(outputs)
-        return Method(arguments, tuple(_blocks(self.lines)), len(outputs))
-
-    # ---- names
-
-    def _live(self, at: int) -> set[str]:
-        """Names that hold something still needed after item `at`."""
-        return {name for value, name in self.variables.items() if self.last.get(value, -1) > at} | self.symbols
-
-    def _argument_name(self, value: fx.Node) -> str:
-        if not self.unit.path and value.op == "placeholder":
-            name = str(value.target)
-            return self._free(identifier(name, "x"), set(self.variables.values()))
-        name = "x" if not self.variables and is_stream(value) else hint(value)
-        if "symbol" in value.meta:
-            name = "batch" if value.meta["symbol"] == "batch" else value.meta["symbol"]
-        if name == "out":
-            name = "x"
-        return self._free(name, set(self.variables.values()))
-
-    def _free(self, name: str, used: set[str]) -> str:
-        """The name, or one like it, that is not in use."""
-        more = ["out", "y", "z"] if name in ("out", "x") else []
-        for choice in chain([name, *more], (f"{name}{n}" for n in count(2))):
-            if choice not in used and choice not in RESERVED and choice not in self.names.taken:
-                break
-        return choice
-
-    def _name(self, at: int, item: Item, value: fx.Node) -> str:
-        """Carry on the name of an input that is done with, where the result stands in its place."""
-        live = self._live(at)
-        node = item.node
-        dying = [d for d in self._dying(at, item) if d not in live and d not in self.fixed]
-        wanted = module_hint(".".join(item.unit.path)) if item.unit is not None else hint(value)
-        if len(item.outputs) == 1 and dying and not (node is not None and mixes(node)) and is_stream(value):
-            special = wanted in ("query", "key", "value", "identity")
-            if "x" in dying and not special:
-                return "x"
-            if not special:
-                return dying[0]
-        if wanted == "out" and "x" not in live and "x" not in self.fixed:
-            wanted = "x"
-        return self._free(wanted, live | self.fixed)
-
-    def _dying(self, at: int, item: Item) -> list[str]:
-        """Names of inputs that nothing after this item needs."""
-        found = []
-        for value in item.inputs:
-            if value in self.variables and self.last.get(value) == at and is_stream(value):
-                found.append(self.variables[value])
-            found += self.carried.get(value, [])
-        return found
-
-    # ---- statements
+            self._write(i, item)
+        self._return()
+        return ForwardMethod(arguments, tuple(_blocks(self.lines)), len(self.outputs))
 
     def _value(self, node: fx.Node) -> Expr:
-        if node in self.pending:
-            return self.pending[node]
-        if node in self.variables:
-            return Expr(self.variables[node])
+        if node in self.inlined:
+            return self.inlined[node]
+        if node in self.scope.variables:
+            return Expr(self.scope.variables[node])
         if "symbol" in node.meta:
-            return self._symbol(node)
+            return symbol_text(node, self._value)
         if node.op == "get_attr":
             return Expr(self._module(str(node.target)))
         raise AssertionError(f"{node} has no value here")
 
     def _module(self, path: str) -> str:
-        return access(self.unit, tuple(path.split("."))[len(self.unit.path) :], self.names)
+        return access(self.unit, tuple(path.split("."))[len(self.unit.path) :])
 
     def _where(self, node: fx.Node) -> str:
         path = node.meta.get("path") or "the model"
         source = node.meta.get("source")
         return f"a step of {path}" + (f" ({source})" if source else "")
 
-    def _write(self, at: int, item: Item, outputs: list[fx.Node]) -> None:
+    def _write(self, at: int, item: Item) -> None:
         contexts = item.step.contexts if item.step is not None else ()
         together = item.step.together if item.step is not None else True
-        if item.step is not None and item.node is not None and self._statement(at, item, contexts, together):
+        if item.step is not None and item.node is not None and self._statement(item, contexts, together):
             return
         expr = self._expression(item)
-        used = [v for v in item.outputs if self.last.get(v, -1) > at]
-        if self._inlines(at, item, expr, outputs):
-            self.pending[item.outputs[0]] = expr
-            self.carried[item.outputs[0]] = self._dying(at, item)
+        used = [v for v in item.outputs if self.scope.last.get(v, -1) > at]
+        if self._inlines(at, item, expr):
+            self.inlined[item.outputs[0]] = expr
+            self.scope.carried[item.outputs[0]] = self.scope.dying(at, item)
             return
         if not used and item.unit is None:
             self._line(contexts, together, expr.text)
@@ -199,27 +94,27 @@ class Writer:
             return
         taken: list[str] = []
         for value in item.outputs:
-            name = self._name(at, item, value)
+            name = self.scope.choose(at, item, value)
             if name in taken:
-                name = self._free(name, {*self._live(at), *taken, *self.fixed})
+                name = self.scope.free(name, {*self.scope.live(at), *taken, *self.scope.fixed})
             taken.append(name)
         for value, name in zip(item.outputs, taken, strict=True):
-            self.variables[value] = name
+            self.scope.variables[value] = name
         self._line(contexts, together, f"{', '.join(taken)} = {expr.text}" if taken else expr.text)
 
     def _line(self, contexts: tuple[str, ...], together: bool, text: str) -> None:
         self.lines.append((contexts, together, text))
 
-    def _statement(self, at: int, item: Item, contexts: tuple[str, ...], together: bool) -> bool:
+    def _statement(self, item: Item, contexts: tuple[str, ...], together: bool) -> bool:
         """Write `x += y` and `x[i] = y` as such."""
         step, node = item.step, item.node
         assert step is not None and node is not None
         target = step.args[0] if step.args else None
-        if step.in_place and isinstance(target, fx.Node) and target in self.variables:
+        if step.in_place and isinstance(target, fx.Node) and target in self.scope.variables:
             right = argument(step.args[1], self._value, self.names, self._where(node))
-            self._line(contexts, together, f"{self.variables[target]} {step.in_place} {right}")
-            self.variables[node] = self.variables[target]
-            self.last[target] = max(self.last.get(target, -1), self.last.get(node, -1))
+            self._line(contexts, together, f"{self.scope.variables[target]} {step.in_place} {right}")
+            self.scope.variables[node] = self.scope.variables[target]
+            self.scope.last[target] = max(self.scope.last.get(target, -1), self.scope.last.get(node, -1))
             return True
         if step.is_assignment and isinstance(target, fx.Node):
             left = Operation("call_function", operator.getitem, step.args[:2], {})
@@ -237,15 +132,16 @@ class Writer:
         assert item.step is not None and item.node is not None
         return expression(item.step, self._value, self._module, self.names, self._where(item.node))
 
-    def _inlines(self, at: int, item: Item, expr: Expr, outputs: list[fx.Node]) -> bool:
-        """Whether the value is written right where the next step, its only user, needs it."""
+    def _inlines(self, at: int, item: Item, expr: Expr) -> bool:
+        """Whether the value is written inside the next step, its only user."""
         if len(item.outputs) != 1 or self.uses[item.outputs[0]] != 1 or (item.step and item.step.contexts):
             return False
         value = item.outputs[0]
         if at + 1 == len(self.items):
             if item.unit is not None and self._in_list(item.unit):
                 return False  # it may be the last turn of a loop
-            return outputs == [value] and len(expr.text) <= LONG and value not in self.variables
+            fits = len(expr.text) <= MAX_SUBJECT_CHARACTERS
+            return fits and self.outputs == [value] and value not in self.scope.variables
         following = self.items[at + 1]
         if value not in following.inputs or (following.step is not None and following.step.contexts):
             return False
@@ -254,14 +150,14 @@ class Writer:
         if following.step is not None and following.step.in_place and first:
             return False
         if after == "index" and first and kind in ("call", "function", "method", "index"):
-            return len(expr.text) <= LONG
+            return len(expr.text) <= MAX_SUBJECT_CHARACTERS
         if kind in ("method", "index") and after == "method" and first:
-            return len(expr.text) <= SHORT
+            return len(expr.text) <= MAX_INLINED_CHARACTERS
         if kind in ("infix", "function") and after in ("infix",):
-            return len(expr.text) <= SHORT
+            return len(expr.text) <= MAX_INLINED_CHARACTERS
         if kind == "infix" and after == "function":
-            return len(expr.text) <= SHORT // 2
-        return kind == "call" and len(expr.text) <= SHORT and self._joins(at)
+            return len(expr.text) <= MAX_INLINED_CHARACTERS // 2
+        return kind == "call" and len(expr.text) <= MAX_INLINED_CHARACTERS and self._joins(at)
 
     def _in_list(self, unit: Part) -> bool:
         holder = self.view.root.at(unit.path[:-1])
@@ -285,7 +181,7 @@ class Writer:
         return False
 
     def _unpacked(self, at: int, item: Item) -> list[str] | None:
-        """Names for `a, b, c = x.chunk(3)`: what follows takes every part of a result whose length is known."""
+        """Names for `a, b, c = x.chunk(3)`, if the length is known and every use takes one of the parts."""
         node = item.node
         if node is None or len(item.outputs) != 1 or item.kind not in ("method", "function"):
             return None
@@ -298,61 +194,43 @@ class Writer:
         if not all(u in inside for u in users):
             return None
         names: list[str] = []
-        live = self._live(at) | self.fixed
+        live = self.scope.live(at) | self.scope.fixed
         for k in range(parts):
-            name = "_" if k not in gets else self._free(hint(gets[k]), live | set(names))
+            name = "_" if k not in gets else self.scope.free(hint(gets[k]), live | set(names))
             names.append(name)
             if k in gets:
-                self.variables[gets[k]] = name
+                self.scope.variables[gets[k]] = name
         self.items[at + 1 :] = [i for i in self.items[at + 1 :] if i.node not in gets.values()]
-        self._recount(at)
+        self.scope.set_lifetimes(self.items, self.outputs, at + 1)
         return names
 
-    def _recount(self, at: int) -> None:
-        """Items were taken away: positions after `at` have moved."""
-        self.last = {v: i for v, i in self.last.items() if i <= at or v in self._results}
-        for i, item in enumerate(self.items):
-            for value in item.inputs:
-                if i > at:
-                    self.last[value] = i
-        for value in self._results:
-            self.last[value] = len(self.items)
-
-    @property
-    def _results(self) -> list[fx.Node]:
-        return self.view.results if not self.unit.path else self.view.interface(self.unit.path)[1]
-
-    def _return(self, outputs: list[fx.Node]) -> None:
-        if not outputs:
+    def _return(self) -> None:
+        if not self.outputs:
             return
-        texts = [self._value(v).text for v in outputs]
+        texts = [self._value(v).text for v in self.outputs]
         if not self.unit.path and not self.view.single and len(texts) == 1:
             texts.append("")
         self._line((), True, f"return {', '.join(texts)}".rstrip())
 
-    # ---- sizes and devices
-
-    def _symbols(self, inputs: list[fx.Node]) -> None:
+    def _symbols(self) -> None:
         """Read sizes and devices off the inputs before anything changes."""
+        variables = self.scope.variables
         for base in self.contents.sizes(self.unit.path, self.items):
-            if base in self.variables:
+            if base in variables:
                 continue
-            text = symbol_text(base, self._value) if not self.unit.path else read_off(base, inputs, self.variables)
-            assert text is not None
+            source = read_off(base, self.inputs, variables) if self.unit.path else symbol_text(base, self._value)
+            assert source is not None
             name = "device" if base.meta["symbol"] == "device" else "batch"
-            same = next((v for v, n in self.variables.items() if n == name and "symbol" in v.meta), None)
-            if same is None or self._texts[same] != text.text:
-                name = self._free(name, set(self.variables.values()))
-                self._line((), True, f"{name} = {text.text}")
-            self._texts[base] = text.text
-            self.variables[base] = name
-        self.symbols = {n for v, n in self.variables.items() if "symbol" in v.meta}
-
-    def _symbol(self, node: fx.Node) -> Expr:
-        return symbol_text(node, self._value)
+            same = next((v for v, n in variables.items() if n == name and "symbol" in v.meta), None)
+            if same is None or self._symbol_sources[same] != source.text:
+                name = self.scope.free(name, set(variables.values()))
+                self._line((), True, f"{name} = {source.text}")
+            self._symbol_sources[base] = source.text
+            variables[base] = name
+        self.scope.symbols = {n for v, n in variables.items() if "symbol" in v.meta}
 
 
-def _blocks(lines: list[tuple[tuple[str, ...], bool, str]]) -> list[str]:
+def _blocks(lines: list[Line]) -> list[str]:
     """Statements with their `with` blocks; neighbours share one."""
     found: list[str] = []
     before: tuple[tuple[str, ...], bool] = ((), True)

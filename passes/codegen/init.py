@@ -1,4 +1,4 @@
-"""The constructor of a class: its layers and containers, under their own names."""
+"""The `__init__` of a class: its layers, containers and tensors under their own names."""
 
 from __future__ import annotations
 
@@ -9,25 +9,26 @@ from typing import Any
 import torch
 from torch import nn
 
-from lpcompile.passes.codegen.leaf import constructor_default, empty
+from lpcompile.passes.codegen.leaf import empty
 from lpcompile.passes.codegen.names import is_plain, quote
-from lpcompile.passes.codegen.tree import Part, Path
+from lpcompile.passes.codegen.torch_layers import constructor_default
+from lpcompile.passes.codegen.tree import ModulePath, Part
 from lpcompile.passes.codegen.values import Names
 
-Slot = tuple[Path, str]  # a layer below a class, and one of its arguments
+Slot = tuple[ModulePath, str]  # a layer below a class, and one of its arguments
 
 
 @dataclass(frozen=True)
-class Made:
-    """How instances of a unit's class are made: its name and the arguments of this instance."""
+class Instance:
+    """How one unit is instantiated: the name of its class and the arguments."""
 
     name: str
     arguments: dict[str, Any]
     defaults: dict[str, Any]
 
 
-def slots(part: Part, made: dict[Path, Made]) -> dict[Slot, Any]:
-    """Every value in the constructor of a unit that could differ in another unit of the same make."""
+def slots(part: Part, made: dict[ModulePath, Instance]) -> dict[Slot, Any]:
+    """Every value in the constructor of a unit that may differ between units of one class."""
     found: dict[Slot, Any] = {}
     for below, relative in inside(part):
         if below.leaf is not None:
@@ -39,8 +40,8 @@ def slots(part: Part, made: dict[Path, Made]) -> dict[Slot, Any]:
     return found
 
 
-def make(part: Part, made: dict[Path, Made]) -> tuple[Any, ...]:
-    """What units must share to be one class: everything in the constructor but the values in the slots."""
+def structure(part: Part, made: dict[ModulePath, Instance]) -> tuple[Any, ...]:
+    """The structure of a unit's constructor: everything but the values in the slots. Equal for units of one class."""
     found: list[Any] = []
     for below, relative in inside(part):
         entry: Any = below.kind
@@ -54,9 +55,9 @@ def make(part: Part, made: dict[Path, Made]) -> tuple[Any, ...]:
     return tuple(found)
 
 
-def inside(part: Part) -> list[tuple[Part, Path]]:
-    """The unit itself and the parts that its constructor makes: down to layers and other units."""
-    found: list[tuple[Part, Path]] = [(part, ())]
+def inside(part: Part) -> list[tuple[Part, ModulePath]]:
+    """The unit and the parts that its constructor makes, down to layers and other units."""
+    found: list[tuple[Part, ModulePath]] = [(part, ())]
     for name, child in part.children.items():
         if child.leaf is not None or (child.unit and child.kind != "sequential"):
             found.append((child, (name,)))
@@ -66,7 +67,7 @@ def inside(part: Part) -> list[tuple[Part, Path]]:
 
 
 def own_tensors(part: Part) -> list[tuple[str, torch.Tensor]]:
-    """Parameters and buffers that a container holds itself."""
+    """Parameters and buffers of a container itself, not of its children."""
     if part.leaf is not None:
         return []
     entries = [*part.module._parameters.items(), *part.module._buffers.items()]
@@ -74,7 +75,7 @@ def own_tensors(part: Part) -> list[tuple[str, torch.Tensor]]:
 
 
 def is_expression(part: Part) -> bool:
-    """Whether a part can be made by one expression: a layer, a unit, or a container of such."""
+    """Whether one expression constructs a part: a layer, a unit, or a container of those."""
     if part.leaf is not None or part.unit:
         return True
     made_at_once = part.kind in ("list", "dict") and bool(part.children) and not own_tensors(part)
@@ -88,7 +89,9 @@ def _transient(part: Part, name: str) -> bool:
 class Constructor:
     """Writes the body of `__init__` of one unit; `text` gives the source of a slot's value."""
 
-    def __init__(self, unit: Part, made: dict[Path, Made], names: Names, text: Callable[[Slot, Any], str]) -> None:
+    def __init__(
+        self, unit: Part, made: dict[ModulePath, Instance], names: Names, text: Callable[[Slot, Any], str]
+    ) -> None:
         self.unit, self.made, self.names, self.text = unit, made, names, text
         self.lines: list[str] = []
 
@@ -96,7 +99,7 @@ class Constructor:
         self._contents(self.unit, (), "self")
         return self.lines
 
-    def _contents(self, part: Part, relative: Path, expr: str) -> None:
+    def _contents(self, part: Part, relative: ModulePath, expr: str) -> None:
         for name, tensor in own_tensors(part):
             self._tensor(part, name, tensor, relative, expr)
         for name, child in part.children.items():
@@ -112,7 +115,7 @@ class Constructor:
             )
             self._contents(child, below, place)
 
-    def _tensor(self, part: Part, name: str, tensor: torch.Tensor, relative: Path, expr: str) -> None:
+    def _tensor(self, part: Part, name: str, tensor: torch.Tensor, relative: ModulePath, expr: str) -> None:
         sizes = [self.text(((*relative, name), f"dim{i}"), n) for i, n in enumerate(tensor.shape)]
         made = empty(tensor, self.names, ".".join((*part.path, name)), sizes)
         if isinstance(tensor, nn.Parameter):
@@ -130,8 +133,8 @@ class Constructor:
             if transient:
                 self.lines.append(f"{expr}._non_persistent_buffers_set.add({quote(name)})")
 
-    def _expression(self, part: Part, relative: Path) -> str | None:
-        """The part as one expression, or None where it takes statements."""
+    def _expression(self, part: Part, relative: ModulePath) -> str | None:
+        """The part as one expression, or None if it takes statements."""
         if part.leaf is not None:
             arguments = {k: self.text((relative, k), v) for k, v in self._arguments(part, relative).items()}
             return part.leaf.text(self.names, arguments)
@@ -142,18 +145,19 @@ class Constructor:
         children = {n: self._expression(c, (*relative, n)) or "" for n, c in part.children.items()}
         return container(part.kind, children, self.names)
 
-    def _arguments(self, part: Part, relative: Path) -> dict[str, Any]:
-        """The layer's own arguments, and those that other instances of this class set."""
+    def _arguments(self, part: Part, relative: ModulePath) -> dict[str, Any]:
+        """The layer's own arguments, and those that only other instances of this class set."""
         assert part.leaf is not None
         return {
             **part.leaf.arguments,
             **{k: v for k, v in self.extra(relative).items() if k not in part.leaf.arguments},
         }
 
-    def extra(self, relative: Path) -> dict[str, Any]:
+    def extra(self, relative: ModulePath) -> dict[str, Any]:
+        """Arguments of a layer that other instances of the class set; a class of one unit has none."""
         return {}
 
-    def _instance(self, part: Part, relative: Path) -> str:
+    def _instance(self, part: Part, relative: ModulePath) -> str:
         made = self.made[part.path]
         texts = []
         for name, value in made.arguments.items():
@@ -166,7 +170,7 @@ class Constructor:
 
 
 def container(kind: str, children: dict[str, str], names: Names) -> str:
-    """`nn.Sequential(...)`, `nn.ModuleList([...])` or `nn.ModuleDict({...})`, with repeated children as one."""
+    """`nn.Sequential(...)`, `nn.ModuleList([...])` or `nn.ModuleDict({...})`; runs of equal children are looped."""
     names.use("nn")
     keys, texts = list(children), list(children.values())
     counted = keys == [str(i) for i in range(len(keys))]
@@ -211,7 +215,7 @@ def _runs(texts: list[str]) -> list[tuple[str, int]]:
     return runs
 
 
-def default_of(part: Part, relative: Path, argument: str) -> Any:
-    """What a layer below `part` takes for an argument that is not given."""
+def default_of(part: Part, relative: ModulePath, argument: str) -> Any:
+    """The default of a constructor argument of a layer below `part`."""
     below = part.at(relative)
     return constructor_default(below.leaf.kind, argument) if below is not None and below.leaf is not None else None

@@ -1,4 +1,4 @@
-"""What a unit's method has to do: its own steps and the calls of the units inside it, in order."""
+"""The items of a unit's method, in order: its own steps and the calls of the units inside it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import fx
 
 from lpcompile.passes.codegen.calls import Expr, Operation, operation, size_text
-from lpcompile.passes.codegen.tree import Part, Path, View, nodes_in
+from lpcompile.passes.codegen.tree import ModulePath, Part, View, nodes_in
 from lpcompile.passes.codegen.values import Names
 
 
@@ -28,13 +28,13 @@ class Item:
 
 @dataclass(frozen=True)
 class Contents:
-    """The units of a stage in one mode, and what lies in each."""
+    """The units of a stage in one mode, and the items of each."""
 
     view: View
-    units: dict[Path, Part]
+    units: dict[ModulePath, Part]
     names: Names
 
-    def items(self, path: Path) -> list[Item]:
+    def items(self, path: ModulePath) -> list[Item]:
         start, end = self.view.spans[path]
         found, i = [], start
         while i < end:
@@ -50,7 +50,7 @@ class Contents:
                 i = self.view.spans[inner.path][1]
         return found
 
-    def _unit_at(self, path: Path, i: int, end: int) -> Part | None:
+    def _unit_at(self, path: ModulePath, i: int, end: int) -> Part | None:
         """The outermost unit below the one at `path` whose steps start here."""
         owner = self.view.owners[i]
         if owner[: len(path)] != path:
@@ -61,8 +61,8 @@ class Contents:
                 return part
         return None
 
-    def sizes(self, path: Path, items: list[Item]) -> list[fx.Node]:
-        """The batch sizes and devices that the items need, for themselves or to hand on."""
+    def sizes(self, path: ModulePath, items: list[Item]) -> list[fx.Node]:
+        """Batch sizes and devices that the items need, themselves or as arguments of inner units."""
         used = [] if path else [n for n in self.view.results if "symbol" in n.meta]
         for item in items:
             if item.node is not None:
@@ -71,8 +71,8 @@ class Contents:
                 used += self.handed(item.unit.path)
         return list(dict.fromkeys(base for node in used for base in _bases(node)))
 
-    def handed(self, path: Path) -> list[fx.Node]:
-        """Sizes that a unit cannot read off its own inputs, and so takes as arguments."""
+    def handed(self, path: ModulePath) -> list[fx.Node]:
+        """Batch sizes and devices that a unit takes as arguments, because its inputs do not tell them."""
         if not path:
             return []
         if path not in self.view.handed:
@@ -98,14 +98,14 @@ def read_off(base: fx.Node, inputs: list[fx.Node], variables: dict[fx.Node, str]
 
 
 def _bases(node: fx.Node) -> list[fx.Node]:
-    """The batch size or device that a size is computed from."""
+    """The batch size or device that a symbol is or is computed from: a size is `scale(batch, ...)`, one step away."""
     if node.meta["symbol"] in ("batch", "device"):
         return [node]
-    return [b for n in node.all_input_nodes if "symbol" in n.meta for b in _bases(n)]
+    return [n for n in node.all_input_nodes if "symbol" in n.meta]
 
 
 def parts_of(node: fx.Node) -> int | None:
-    """How many tensors `split`, `chunk` or `unbind` gives."""
+    """Number of tensors that `split`, `chunk` or `unbind` returns, if it is known."""
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
     if name not in ("split", "chunk", "unbind") or not node.args or not isinstance(node.args[0], fx.Node):
         return None

@@ -1,53 +1,28 @@
-"""One layer as the expression that makes it again.
+"""One layer as the expression that constructs it.
 
-A layer of torch.nn is written by its constructor, with the arguments that differ from the defaults, after a check on
-the meta device that this gives the same layer. Everything else is written attribute by attribute, so that no
-constructor of which nothing is known runs on guessed arguments.
+A layer of torch.nn is written as a call of its constructor, with the arguments that differ from the defaults, after a
+check on the meta device that this gives the same layer. Any other layer is written attribute by attribute: an unknown
+constructor never runs on guessed arguments.
 """
 
 from __future__ import annotations
 
-import functools
-import inspect
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 from torch.nn.utils import parametrizations, parametrize
 
 from lpcompile.passes.codegen.names import is_plain, quote
+from lpcompile.passes.codegen.torch_layers import MODULE_ATTRIBUTES, constructor_arguments, parameters, required
 from lpcompile.passes.codegen.values import Names, Unprintable, refuse
 
-INTERNAL = frozenset({*vars(nn.Module()), "_is_hf_initialized"})
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-_SQUARE = ("kernel_size", "stride", "padding", "dilation", "output_padding")  # one number stands for all dimensions
-# Arguments that a layer keeps under other names: only a proposal, for the layer made of them is compared.
-_DERIVED: dict[Any, dict[str, Callable[[Any], Any]]] = {
-    nn.MultiheadAttention: {
-        "bias": lambda m: m.in_proj_bias is not None,
-        "add_bias_kv": lambda m: m.bias_k is not None,
-        "kdim": lambda m: None if m.kdim == m.embed_dim else m.kdim,
-        "vdim": lambda m: None if m.vdim == m.embed_dim else m.vdim,
-    },
-    nn.TransformerEncoderLayer: {
-        "d_model": lambda m: m.self_attn.embed_dim,
-        "nhead": lambda m: m.self_attn.num_heads,
-        "dim_feedforward": lambda m: m.linear1.out_features,
-        "dropout": lambda m: m.dropout.p,
-        "layer_norm_eps": lambda m: m.norm1.eps,
-        "batch_first": lambda m: m.self_attn.batch_first,
-        "bias": lambda m: m.linear1.bias is not None,
-        "activation": lambda m: "gelu" if m.activation is F.gelu else m.activation,
-    },
-}
 _NORMS: dict[Any, tuple[str, dict[str, Any]]] = {
     parametrizations._WeightNorm: ("weight_norm", {"dim": 0}),
     parametrizations._SpectralNorm: ("spectral_norm", {"n_power_iterations": 1, "eps": 1e-12, "dim": None}),
 }
-MISSING: Any = object()
 
 
 @dataclass(frozen=True)
@@ -61,18 +36,18 @@ class Leaf:
 
     @property
     def shape(self) -> tuple[Any, ...]:
-        """What two layers must share to be one line of a class with arguments."""
+        """What two layers must have in common to be one line of a shared class."""
         return (self.kind, self.frozen, self.source)
 
     def text(self, names: Names, arguments: dict[str, str]) -> str:
         """The expression; `arguments` are the sources of the constructor's arguments."""
         if self.source:
             return self.source
-        required = _required(self.kind)
-        given = [arguments[name] for name in required]
-        rest = {name: text for name, text in arguments.items() if name not in required}
-        first = next(iter(_parameters(self.kind)), None)
-        if not required and first is not None and first == "p" and list(rest)[:1] == ["p"]:
+        needed = required(self.kind)
+        given = [arguments[name] for name in needed]
+        rest = {name: text for name, text in arguments.items() if name not in needed}
+        first = next(iter(parameters(self.kind)), None)
+        if not needed and first is not None and first == "p" and list(rest)[:1] == ["p"]:
             given.append(rest.pop("p"))
         call = f"{names.ref(self.kind)}({', '.join([*given, *(f'{k}={v}' for k, v in rest.items())])})"
         return call + (".requires_grad_(False)" if self.frozen else "")
@@ -102,98 +77,6 @@ def check_hooks(module: nn.Module, path: str) -> None:
                          "make a subclass with that forward, or undo the patch")  # fmt: skip
 
 
-@functools.cache
-def _parameters(kind: Any) -> dict[str, inspect.Parameter]:
-    found = dict(inspect.signature(kind.__init__).parameters)
-    if issubclass(kind, nn.RNNBase):  # they hide their arguments behind *args
-        found = dict(inspect.signature(nn.RNNBase.__init__).parameters)
-        if kind is nn.RNN:
-            keyword = inspect.Parameter.KEYWORD_ONLY
-            found["nonlinearity"] = inspect.Parameter("nonlinearity", keyword, default="tanh")
-    return {name: p for name, p in found.items() if name not in ("self", "mode")}
-
-
-@functools.cache
-def _required(kind: Any) -> tuple[str, ...]:
-    empty = inspect.Parameter.empty
-    return tuple(n for n, p in _parameters(kind).items() if p.default is empty and p.kind is p.POSITIONAL_OR_KEYWORD)
-
-
-def constructor_default(kind: Any, name: str) -> Any:
-    parameter = _parameters(kind).get(name)
-    return MISSING if parameter is None or parameter.default is parameter.empty else parameter.default
-
-
-def constructor_arguments(module: nn.Module) -> dict[str, Any] | None:
-    """Arguments with which the layer's class makes the same layer, or None."""
-    kind = type(module)
-    if not kind.__module__.startswith("torch.nn.modules.") or getattr(nn, kind.__name__, None) is not kind:
-        return None
-    arguments: dict[str, Any] = {}
-    for name, parameter in _parameters(kind).items():
-        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD) or name in ("device", "dtype"):
-            continue
-        value = _argument(module, name, parameter.default)
-        if value is not parameter.default and not (
-            type(value) is type(parameter.default) and value == parameter.default
-        ):
-            arguments[name] = value
-    tensors = [*module.parameters(), *(b for b in module.buffers() if b.is_floating_point())]
-    dtypes = {t.dtype for t in tensors}
-    if dtypes - {torch.float32} and "dtype" in _parameters(kind):
-        arguments["dtype"] = next(iter(sorted(dtypes, key=str)))
-    try:
-        twin = _twin(kind, tuple((k, _hashable(v)) for k, v in arguments.items()))
-    except Exception:
-        return None
-    return arguments if _agrees(twin, module) else None
-
-
-def _argument(module: nn.Module, name: str, default: Any) -> Any:
-    derive = _DERIVED.get(type(module), {}).get(name)
-    value = derive(module) if derive is not None else getattr(module, name, default)
-    if isinstance(value, nn.Parameter) or (value is None and isinstance(default, bool)):
-        return value is not None
-    if isinstance(value, tuple) and len(set(value)) == 1 and (len(value) == 1 or name in _SQUARE):
-        return value[0]
-    return value
-
-
-def _hashable(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
-
-
-@functools.lru_cache(maxsize=4096)
-def _twin(kind: type[nn.Module], arguments: tuple[tuple[str, Any], ...]) -> nn.Module:
-    with torch.device("meta"):
-        return kind(**dict(arguments))
-
-
-def _agrees(twin: nn.Module, module: nn.Module) -> bool:
-    """Whether the layers are alike in all that a layer of torch.nn looks at."""
-    if type(twin) is not type(module) or twin._modules.keys() != module._modules.keys():
-        return False
-    for name, value in vars(twin).items():
-        if name in INTERNAL or (name.startswith("_flat_weight") and isinstance(twin, nn.RNNBase)):
-            continue
-        mine = module.__dict__.get(name, MISSING)
-        if type(mine) is not type(value) or not (mine is value or mine == value):
-            return False
-    for kind in ("_parameters", "_buffers"):
-        left, right = getattr(twin, kind), getattr(module, kind)
-        if list(left) != list(right) or not all(_alike(left[n], right[n]) for n in left):
-            return False
-    if twin._non_persistent_buffers_set != module._non_persistent_buffers_set:
-        return False
-    return all(_agrees(child, module._modules[n]) for n, child in twin._modules.items() if child is not None)  # type: ignore[arg-type]
-
-
-def _alike(a: torch.Tensor | None, b: torch.Tensor | None) -> bool:
-    if a is None or b is None:
-        return a is b
-    return a.shape == b.shape and a.dtype == b.dtype and type(b) in (torch.Tensor, nn.Parameter)
-
-
 def generic(module: nn.Module, path: str, names: Names) -> str:
     """`rebuild(Class, attributes=..., parameters=..., ...)`."""
     kind = type(module)
@@ -205,7 +88,7 @@ def generic(module: nn.Module, path: str, names: Names) -> str:
                      "imported") from None  # fmt: skip
     attributes = {}
     for name, value in vars(module).items():
-        if name not in INTERNAL:
+        if name not in MODULE_ATTRIBUTES:
             attributes[name] = _attribute(module, name, value, where, names)
     parts = [text]
     for title, entries in (
@@ -226,7 +109,7 @@ def generic(module: nn.Module, path: str, names: Names) -> str:
 
 
 def _parametrized(module: nn.Module, path: str, names: Names) -> str:
-    """A layer under weight norm or spectral norm: the layer itself, wrapped as its author did."""
+    """A layer under weight norm or spectral norm: the plain layer in the same wrapper."""
     lists: Any = module.parametrizations
     steps = [(name, step) for name, found in lists.items() for step in found]
     known = len(steps) == 1 and type(steps[0][1]) in _NORMS
@@ -272,7 +155,7 @@ def _attribute(module: nn.Module, name: str, value: Any, where: str, names: Name
 
 
 def configuration(value: Any, names: Names, where: str, remedy: str) -> str:
-    """A configuration object of transformers, made once a file from its class and `to_dict`."""
+    """A configuration object of transformers: a constant of the file, made from its class and `to_dict`."""
     if id(value) not in names.constants:
         kind, full = type(value), value.to_dict()
         implementation = getattr(value, "_attn_implementation", None)  # to_dict leaves it out

@@ -1,4 +1,4 @@
-"""Calls of the children of a container, one after another, as a loop."""
+"""Consecutive calls of a container's children as a loop."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _SINGULAR = {"layers": "layer", "blocks": "block", "h": "block", "layer": "layer
 
 
 def loop(lines: list[str], text: str, holder: Part) -> list[str]:
-    """Three or more calls in a row of the children of a container, as a loop over them."""
+    """Write three or more consecutive calls of the children of `holder`, whose source is `text`, as a loop."""
     keys = list(holder.children)
     index = {(f"[{k}]" if holder.kind == "list" else f'["{k}"]'): i for i, k in enumerate(keys)}
     pattern = re.compile(rf"(\w+) = {re.escape(text)}(\[[^\]]*\])\(([^()]*)\)")
@@ -41,7 +41,7 @@ def loop(lines: list[str], text: str, holder: Part) -> list[str]:
 
 
 def _run_end(found: list[re.Match[str] | None], start: int, index: dict[str, int]) -> int:
-    """Where the run of calls ends that starts here: the next child each, on the variable that the last one set."""
+    """End of the run of calls from `start`: each calls the next child on the variable that the previous one set."""
     first = found[start]
     if first is None or first[2] not in index:
         return start

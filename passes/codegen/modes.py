@@ -1,4 +1,4 @@
-"""One body for two modes: what training and evaluation share is written once."""
+"""One body for training and evaluation: common lines are written once."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def merge(train: list[str], evaluate: list[str]) -> list[str]:
 
 
 def _common(a: list[str], b: list[str]) -> int:
-    """How many lines two bodies share from the start."""
+    """Number of leading lines that two bodies have in common."""
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
@@ -45,7 +45,7 @@ def _inner(lines: list[str], i: int) -> bool:
 
 
 def _merge_line(a: str, b: str) -> str | None:
-    """One line for both, where only keyword arguments differ, and only in a literal."""
+    """One line for both modes, if they differ only in literals of keyword arguments."""
     if a == b:
         return a
     left, right = _TOKEN.split(a), _TOKEN.split(b)

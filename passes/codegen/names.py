@@ -1,7 +1,7 @@
-"""Names and text from a user's model, made safe to stand in generated code.
+"""Names and text from a user's model, made safe for generated code.
 
-A module may be named by any string without a dot. It becomes an identifier only where Python and nn.Module read it
-back as the same name; everywhere else it is a quoted string.
+A module's name is any string without a dot. It is written as an identifier only if Python and nn.Module read it back as
+the same name, and as a quoted string otherwise.
 """
 
 from __future__ import annotations
@@ -43,11 +43,12 @@ def class_name(text: str) -> str:
 
 
 def camel(text: str) -> str:
+    """`down_sample` as `DownSample`."""
     return "".join(part[:1].upper() + part[1:] for part in re.split(r"[\W_]+", text, flags=re.ASCII) if part)
 
 
 def quote(text: str) -> str:
-    """A string literal, in double quotes where that needs no more escapes."""
+    """A string literal, in double quotes unless they need escapes."""
     literal = ascii(text)
     if literal.startswith("'") and '"' not in literal:
         return '"' + literal[1:-1] + '"'

@@ -1,4 +1,4 @@
-"""Values from a graph or a module as source text: constants, and functions and classes by the name they import as."""
+"""Values from a graph or a module as source text: constants as literals, functions and classes by import."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _PLAIN_ATTRIBUTES = (torch.layout, torch.memory_format, torch.qscheme)
 
 
 class Unprintable(Exception):
-    """A value that no source text stands for; the caller knows where it was found."""
+    """A value without source text; the caller adds where it was found."""
 
 
 @functools.cache
@@ -46,17 +46,17 @@ def _torch_names() -> dict[Any, str]:
 
 
 class Names:
-    """What one generated file imports and which names it has given away."""
+    """The imports and the module-level names of one generated file."""
 
     def __init__(self) -> None:
         self.lines: set[str] = set()
         self.taken: set[str] = set()
-        self.constants: dict[int, tuple[Any, str, str]] = {}  # objects that the file makes once: object, name, source
+        self.constants: dict[int, tuple[Any, str, str]] = {}  # module-level constants: object, name, source
         self.helpers: set[str] = set()
         self._given: dict[int, tuple[Any, str]] = {}
 
     def ref(self, value: Any) -> str:
-        """The expression that gives this function or class, importing it where needed."""
+        """The expression for a function or class; adds its import."""
         try:
             known = _torch_names().get(value)
         except TypeError:
@@ -69,10 +69,11 @@ class Names:
         return self._given[id(value)][1]
 
     def constants_lines(self) -> list[list[str]]:
+        """The assignments of the constants, by name."""
         return [[f"{name} = {source}"] for _, name, source in sorted(self.constants.values(), key=lambda c: c[1])]
 
     def use(self, name: str) -> str:
-        """`nn`, `F`, `torch`, `math` or another name of ours that the text is about to use."""
+        """Import `nn`, `F`, `torch`, `math` or another known name, and return it."""
         self._torch_import(f"{name}.")
         return name
 
@@ -90,7 +91,7 @@ class Names:
             return path
         top, alias = parts[0], parts[0]
         if module.startswith("torch") and module.split(".")[0] == "torch":
-            self.lines.add("import torch" if _reachable(module, value, path) else f"import {module}")
+            self.lines.add("import torch" if _imported_with_torch(module) else f"import {module}")
             return f"{module}.{path}"
         if module in ("_operator", "operator"):
             self.lines.add("import operator")
@@ -103,7 +104,7 @@ class Names:
         return ".".join([alias, *parts[1:]])
 
     def literal(self, value: Any) -> str:
-        """The source of a constant. Only exact types: a subclass may mean more than it prints."""
+        """The source of a constant. Exact types only: a subclass may hold more than it prints."""
         kind = type(value)
         if isinstance(value, enum.Enum):
             return f"{self.ref(kind)}[{quote(value.name)}]"
@@ -160,7 +161,7 @@ class Names:
 
 
 def location(value: Any) -> tuple[str, str]:
-    """Module and qualified name of a function or class, checked: importing them gives this very object."""
+    """Module and qualified name of a function or class; importing them gives this object (checked)."""
     module, path = getattr(value, "__module__", None), getattr(value, "__qualname__", getattr(value, "__name__", None))
     if isinstance(value, torch.jit.ScriptFunction):
         module, _, path = value.qualified_name.removeprefix("__torch__.").rpartition(".")
@@ -182,8 +183,8 @@ def location(value: Any) -> tuple[str, str]:
     return module, path
 
 
-def _reachable(module: str, value: Any, path: str) -> bool:
-    """Whether `import torch` alone is enough for `module.path`: submodules that torch imports itself."""
+def _imported_with_torch(module: str) -> bool:
+    """Whether `import torch` imports this submodule of torch too."""
     return module == "torch" or hasattr(torch, module.split(".")[1] if "." in module else module)
 
 
@@ -202,4 +203,5 @@ def _spec(finder: Any, name: str) -> Any:
 
 
 def refuse(where: str, reason: str, remedy: str) -> EmitError:
+    """The error for something that cannot be written; the caller raises it."""
     return EmitError(f"{where} cannot be written as code: {reason}; {remedy}")

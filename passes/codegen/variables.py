@@ -1,18 +1,23 @@
-"""Readable names for the values in a forward."""
+"""Readable names for the values in a forward, and the scope that says which of them are in use."""
 
 from __future__ import annotations
 
 import operator
 import re
+from dataclasses import dataclass, field
+from itertools import chain, count
 from typing import Any
 
 import torch.nn.functional as F
 from torch import fx
 
-from lpcompile.passes.codegen.names import identifier
+from lpcompile.passes.codegen.items import Item
+from lpcompile.passes.codegen.names import RESERVED, identifier
+from lpcompile.passes.codegen.tree import is_stream
+from lpcompile.passes.codegen.values import Names
 from lpcompile.passes.graph import calls
 
-# Layers of these names say what they do, not what their result is.
+# Names of layers that describe an operation, not its result.
 _GENERIC = frozenset(
     """conv bn norm ln relu act gelu silu swish drop dropout drop_path linear fc proj pool avgpool maxpool
     layernorm layer_norm layer_scale ls activation stochastic_depth block layer blocks layers dense lin features
@@ -42,7 +47,7 @@ def function_name(node: fx.Node) -> str:
 
 
 def module_hint(path: str) -> str:
-    """A name for what the module at `path` gives."""
+    """A name for the result of the module at `path`."""
     parts = [p for p in path.split(".") if not p.isdigit()]
     name = identifier(parts[-1], "out") if parts else "out"
     stem = re.sub(r"_?\d+$", "", name)
@@ -52,7 +57,7 @@ def module_hint(path: str) -> str:
 
 
 def hint(node: fx.Node) -> str:
-    """A name for the value of a node, from what makes it and where it goes."""
+    """A name for the value of a node, from the operation and its users."""
     if node.op == "placeholder":
         name = str(node.target)
         return "x" if re.fullmatch(r"lam(_\d+)?", name) else name
@@ -75,7 +80,7 @@ def hint(node: fx.Node) -> str:
 
 
 def _fate(node: fx.Node) -> str:
-    """`query`, `key` or `value` for what goes into attention as such."""
+    """`query`, `key` or `value` for a value on its way into attention."""
     for _ in range(8):
         if len(node.users) != 1:
             return ""
@@ -94,5 +99,70 @@ def _fate(node: fx.Node) -> str:
 
 
 def mixes(node: fx.Node) -> bool:
-    """Whether a result deserves a new name although its inputs are done with."""
+    """Whether a result gets a new name even if none of its inputs is used again."""
     return function_name(node) in _MIXERS
+
+
+@dataclass
+class Scope:
+    """The variables of one method: which name holds which value, and which names are free again."""
+
+    names: Names
+    is_stage: bool  # the arguments of a stage keep the names of the placeholders
+    variables: dict[fx.Node, str] = field(default_factory=dict)
+    last: dict[fx.Node, int] = field(default_factory=dict)  # position of the last item that needs a value
+    carried: dict[fx.Node, list[str]] = field(default_factory=dict)  # names that an inlined value may take over
+    symbols: set[str] = field(default_factory=set)  # names of batch sizes and devices
+    fixed: set[str] = field(default_factory=set)  # arguments that are not assigned again
+
+    def set_lifetimes(self, items: list[Item], results: list[fx.Node], start: int = 0) -> None:
+        """Record the last use of each value; from `start` on if the items after it have moved."""
+        self.last = {v: i for v, i in self.last.items() if i < start}
+        for i, item in enumerate(items[start:], start):
+            for value in item.inputs:
+                self.last[value] = i
+        for value in results:
+            self.last[value] = len(items)
+
+    def live(self, at: int) -> set[str]:
+        """Names of values that are needed after item `at`."""
+        return {name for value, name in self.variables.items() if self.last.get(value, -1) > at} | self.symbols
+
+    def add_argument(self, value: fx.Node) -> None:
+        """Name an argument of the method."""
+        used = set(self.variables.values())
+        if self.is_stage and value.op == "placeholder":
+            self.variables[value] = self.free(identifier(str(value.target), "x"), used)
+            return
+        name = "x" if not self.variables and is_stream(value) else hint(value)
+        name = value.meta.get("symbol", name)
+        self.variables[value] = self.free("x" if name == "out" else name, used)
+
+    def free(self, name: str, used: set[str]) -> str:
+        """The name, or one like it, that is not in use."""
+        more = ["out", "y", "z"] if name in ("out", "x") else []
+        for choice in chain([name, *more], (f"{name}{n}" for n in count(2))):
+            if choice not in used and choice not in RESERVED and choice not in self.names.taken:
+                break
+        return choice
+
+    def choose(self, at: int, item: Item, value: fx.Node) -> str:
+        """A name for a result of item `at`: that of an input used here for the last time, if it is the same stream."""
+        live = self.live(at)
+        dying = [d for d in self.dying(at, item) if d not in live and d not in self.fixed]
+        wanted = module_hint(".".join(item.unit.path)) if item.unit is not None else hint(value)
+        carries = len(item.outputs) == 1 and is_stream(value) and not (item.node is not None and mixes(item.node))
+        if carries and dying and wanted not in ("query", "key", "value", "identity"):
+            return "x" if "x" in dying else dying[0]
+        if wanted == "out" and "x" not in live and "x" not in self.fixed:
+            wanted = "x"
+        return self.free(wanted, live | self.fixed)
+
+    def dying(self, at: int, item: Item) -> list[str]:
+        """Names of activations that item `at` uses for the last time."""
+        found = []
+        for value in item.inputs:
+            if value in self.variables and self.last.get(value) == at and is_stream(value):
+                found.append(self.variables[value])
+            found += self.carried.get(value, [])
+        return found

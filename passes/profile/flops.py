@@ -1,4 +1,4 @@
-"""The analytic profile: FLOPs and bytes counted while recording, on fake tensors, the same on every machine."""
+"""The analytic profile: FLOPs and bytes counted during capture, on fake tensors, the same on every machine."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from lpcompile.passes.graph.liveness import Liveness, liveness
 from lpcompile.passes.split.cuts import state_uses
 from lpcompile.passes.split.units import Unit
 
-FLOPS_PER_MS = 1e9  # a nominal device of 1 TFLOP/s turns FLOPs into ms, so that both sources read alike
+FLOPS_PER_MS = 1e9  # a nominal device of 1 TFLOP/s, so that both kinds of profile are in ms
 
 
 def flops_profile(captured: Captured, units: Sequence[Unit]) -> Profile:
-    """Forward and backward FLOPs of each unit; a cut's transfer is left out unless a link is given to the planner."""
+    """Forward and backward FLOPs of each unit, without transfers."""
     model = captured._lp.model
     live = liveness(captured._lp_graphs[True], model)
     sizes = parameter_sizes(model, live, units)
@@ -44,7 +44,7 @@ def flops_profile(captured: Captured, units: Sequence[Unit]) -> Profile:
 
 
 def parameter_sizes(model: nn.Module, live: Liveness, units: Sequence[Unit]) -> list[tuple[int, int]]:
-    """Number and bytes of the parameters that each unit uses; a tied parameter counts in every unit that needs it."""
+    """Number and bytes of the parameters of each unit; a tied parameter counts in every unit that uses it."""
     named = dict(model.named_parameters(remove_duplicate=False))
     sizes = [(0, 0) for _ in units]
     ends = [unit.last for unit in units]

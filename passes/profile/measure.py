@@ -1,8 +1,8 @@
 """The measured profile: time every unit inside real training steps on the user's device.
 
 The model is split at every cut and run as a whole, so each unit sees the caches, threads and memory traffic of a real
-step. Forward is stamped between units, backward by hooks on the tensors that cross the cuts. The undivided model is
-timed in turn with it; the units are scaled to add up to that, and the raw sum is kept in the notes.
+step. Forward is timed between units, backward by hooks on the tensors that cross the cuts. Steps of the undivided model
+are timed in turn; the units are scaled to add up to them, and the ratio is kept in the notes.
 """
 
 from __future__ import annotations
@@ -25,39 +25,38 @@ from lpcompile.passes.graph.batch import batch_size
 from lpcompile.passes.graph.tree import flatten
 from lpcompile.passes.graph.untouched import untouched
 from lpcompile.passes.profile.flops import flops_profile
-from lpcompile.passes.profile.samples import SLOW, Affordable, affordable
+from lpcompile.passes.profile.samples import SLOW_STEP, Affordable, affordable
 from lpcompile.passes.split.gate import scalar
 from lpcompile.passes.split.split import Stage, split, stage_io
 from lpcompile.passes.split.units import Unit
 
-SECONDS = 12.0  # for the steps that units are measured in
-LEAST, MOST = 7, 30  # measured steps
-WARMUP = 2  # steps before them
+MEASURING_SECONDS = 12.0
+MIN_STEPS, MAX_STEPS = 7, 30  # measured, after the warm-up
+WARMUP_STEPS = 2
 
 
 class Limits(NamedTuple):
-    """How many steps are measured: as many as these seconds allow, but this least number, after so many others. The
-    undivided model is run in so many of them at most."""
+    """How many steps are measured: as many as fit in `seconds`, but at least `min_steps`."""
 
     seconds: float
-    least: int
+    min_steps: int
     warmup: int
-    wholes: int
+    max_whole_steps: int  # of the undivided model
 
 
-def limits(found: Affordable, seconds: float = SECONDS) -> Limits:
-    """For such steps, run by turns undivided and divided. Long ones vary less; of ones with fewer samples, which are
-    scaled anyway, some must do."""
-    if 2 * found.step * (LEAST + WARMUP) <= seconds * 1e3:
-        return Limits(seconds, LEAST, WARMUP, MOST)
-    if not found.fewer and found.step <= SLOW:
-        return Limits(seconds, 3, 1, MOST)
+def limits(found: Affordable, seconds: float = MEASURING_SECONDS) -> Limits:
+    """Limits for undivided and divided steps in turn. Long steps vary less, so fewer are enough; fewest if they have
+    only part of the samples and are scaled anyway."""
+    if 2 * found.step * (MIN_STEPS + WARMUP_STEPS) <= seconds * 1e3:
+        return Limits(seconds, MIN_STEPS, WARMUP_STEPS, MAX_STEPS)
+    if not found.fewer and found.step <= SLOW_STEP:
+        return Limits(seconds, 3, 1, MAX_STEPS)
     warmup = 0 if found.warm else 1
-    return Limits(seconds / 3, 3, warmup, 2) if found.step <= SLOW else Limits(seconds / 3, 2, warmup, 1)
+    return Limits(seconds / 3, 3, warmup, 2) if found.step <= SLOW_STEP else Limits(seconds / 3, 2, warmup, 1)
 
 
 class Clock:
-    """Time stamps on a device: the host's clock on CPU, events on CUDA (read after one synchronisation)."""
+    """Time stamps on a device: the host's clock on CPU, events on CUDA (which `ms` synchronises)."""
 
     def __init__(self, device: torch.device) -> None:
         self.cuda = device.type == "cuda"
@@ -82,13 +81,14 @@ def measured_profile(
     tensors: list[torch.Tensor],
     *,
     threads: int | None = None,
-    seconds: float = SECONDS,
+    seconds: float = MEASURING_SECONDS,
     progress: Progress = silent,
     part: float = 1.0,
 ) -> Profile:
     """Median forward and backward ms of each unit over repeated steps, with the interquartile range as spread.
 
-    part: of the mini-batch, that `tensors` are; times are for all of it. Of slow steps a smaller part is measured.
+    part: `tensors` as a fraction of the mini-batch; times are scaled to all of it. Slow steps are measured with fewer
+    samples.
     """
     model = captured._lp.model
     base = flops_profile(captured, units)
@@ -140,11 +140,11 @@ def measured_profile(
                    samples=batch_size(few), notes=(note,))  # fmt: skip
 
 
-class Times:
-    """ms per unit of one step."""
+class UnitTimes(NamedTuple):
+    """ms of each unit in one step; an undivided step is one unit."""
 
-    def __init__(self, forward: list[float], backward: list[float]) -> None:
-        self.forward, self.backward = forward, backward
+    forward: list[float]
+    backward: list[float]
 
 
 def _repeat(
@@ -155,17 +155,17 @@ def _repeat(
     clock: Clock,
     limits: Limits,
     progress: Progress,
-) -> tuple[list[Times], list[Times]]:
-    """Times of undivided and divided steps in turn, within the limits and at most 30 of each."""
-    seconds, least, warmup, most = limits
+) -> tuple[list[UnitTimes], list[UnitTimes]]:
+    """Times of undivided and divided steps in turn, within the limits and at most MAX_STEPS of each."""
+    seconds, min_steps, warmup, max_whole_steps = limits
     rebuild = rebuilder(captured._lp.signature)
-    wholes, runs = list[Times](), list[Times]()
+    wholes, runs = list[UnitTimes](), list[UnitTimes]()
     start = time.perf_counter()
-    while len(runs) < least or (len(runs) < MOST and time.perf_counter() - start < seconds):
-        share = max(min(len(runs) / least, (time.perf_counter() - start) / seconds), len(runs) / MOST)
+    while len(runs) < min_steps or (len(runs) < MAX_STEPS and time.perf_counter() - start < seconds):
+        share = max(min(len(runs) / min_steps, (time.perf_counter() - start) / seconds), len(runs) / MAX_STEPS)
         progress(min(1.0, share), f"measuring units, step {len(runs) + 1}")
         args, kwargs = rebuild(tensors)
-        if len(wholes) < most:
+        if len(wholes) < max_whole_steps:
             wholes.append(_whole_step(model, args, kwargs, clock))
         runs.append(_unit_step(parts, tensors, clock))
         if warmup:
@@ -174,7 +174,7 @@ def _repeat(
     return wholes, runs
 
 
-def _whole_step(model: nn.Module, args: Any, kwargs: Any, clock: Clock) -> Times:
+def _whole_step(model: nn.Module, args: Any, kwargs: Any, clock: Clock) -> UnitTimes:
     start = clock.stamp()
     out, _ = flatten(model(*args, **kwargs))
     middle = clock.stamp()
@@ -185,11 +185,12 @@ def _whole_step(model: nn.Module, args: Any, kwargs: Any, clock: Clock) -> Times
         end = clock.stamp()
     else:
         begin = end = middle
-    _drop_gradients(model)
-    return Times([clock.ms(start, middle)], [clock.ms(begin, end)])
+    drop_gradients(model)
+    return UnitTimes([clock.ms(start, middle)], [clock.ms(begin, end)])
 
 
-def _unit_step(parts: Sequence[Stage], tensors: list[torch.Tensor], clock: Clock) -> Times:
+def _unit_step(parts: Sequence[Stage], tensors: list[torch.Tensor], clock: Clock) -> UnitTimes:
+    """One step of the split model. A unit's backward ends when the gradient of its input arrives."""
     stamps: list[Any] = [clock.stamp()]
     arrived: dict[int, Any] = {}
     lam: tuple[torch.Tensor, ...] = ()
@@ -210,18 +211,19 @@ def _unit_step(parts: Sequence[Stage], tensors: list[torch.Tensor], clock: Clock
         loss.backward()  # type: ignore[no-untyped-call]
     end = clock.stamp()
     for part in parts:
-        _drop_gradients(part)
+        drop_gradients(part)
     forward = [clock.ms(a, b) for a, b in pairwise(stamps)]
     backward, at = [0.0] * len(parts), begin
-    for i in range(len(parts) - 1, 0, -1):  # the gradient of cut i-1 arrives when unit i has done its backward
+    for i in range(len(parts) - 1, 0, -1):  # cut i-1 is the input of unit i
         if i - 1 in arrived:
             backward[i] = max(0.0, clock.ms(at, arrived[i - 1]))
             at = arrived[i - 1]
     backward[0] = max(0.0, clock.ms(at, end))
-    return Times(forward, backward)
+    return UnitTimes(forward, backward)
 
 
-def _drop_gradients(module: nn.Module) -> None:
+def drop_gradients(module: nn.Module) -> None:
+    """Set all gradients to None."""
     for parameter in module.parameters():
         parameter.grad = None
 
@@ -243,12 +245,13 @@ def _training(model: nn.Module, parts: Sequence[Stage]) -> Iterator[None]:
         model.train()  # undone by `untouched`
     for part in parts:
         part._lp_use_mode(True)
-    _drop_gradients(model)
+    drop_gradients(model)
     with torch.enable_grad():
         yield
 
 
 def _spread(values: list[float]) -> float:
+    """Interquartile range."""
     low, _, high = statistics.quantiles(values, n=4)
     return high - low
 

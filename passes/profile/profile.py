@@ -1,4 +1,4 @@
-"""What each unit costs, from either source, remembered on disk.
+"""The cost of each unit, measured or in FLOPs, with a cache on disk for measured profiles.
 
 >>> profile(captured, units, tensors, cost="measured")
 """
@@ -17,6 +17,7 @@ from pathlib import Path
 
 import torch
 
+from lpcompile.core.atomic_file import write_text
 from lpcompile.core.cost import Profile, UnitCost
 from lpcompile.core.memory_format import lies_channels_last
 from lpcompile.core.progress import Progress, silent
@@ -27,7 +28,7 @@ from lpcompile.passes.profile.measure import measured_profile
 from lpcompile.passes.split.units import Unit
 
 SOURCES = ("measured", "flops")
-FORMAT = 1
+CACHE_FORMAT = 1
 
 
 def profile(
@@ -41,9 +42,9 @@ def profile(
     progress: Progress = silent,
     part: float = 1.0,
 ) -> Profile:
-    """Costs per unit, for a mini-batch of which `tensors` are this part.
+    """Costs per unit for the whole mini-batch; `tensors` are the fraction `part` of it.
 
-    Measured ones are cached by graph, units, shapes, dtypes, device, threads and torch version.
+    Measured costs are cached by graph, units, shapes, dtypes, device, threads and torch version.
     """
     if cost not in SOURCES:
         raise UsageError(f"cost={cost!r} is not one of {', '.join(SOURCES)}")
@@ -70,7 +71,7 @@ def cache_directory() -> Path:
 
 @contextlib.contextmanager
 def fresh_costs() -> Iterator[None]:
-    """Remember in here only what was measured in here: costs of another day are of another machine."""
+    """An empty profile cache inside the context: cached costs may come from a machine under another load."""
     before = os.environ.get("LPCOMPILE_CACHE")
     with tempfile.TemporaryDirectory() as folder:
         os.environ["LPCOMPILE_CACHE"] = folder
@@ -89,7 +90,7 @@ def _key(
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{platform.processor()} {os.cpu_count()}"
     parts = [
-        f"{FORMAT} {part:g}{' channels last' if lies_channels_last(model) else ''}",
+        f"{CACHE_FORMAT} {part:g}{' channels last' if lies_channels_last(model) else ''}",
         torch.__version__,
         platform.node(),
         f"{device} {name} {threads or torch.get_num_threads()}",
@@ -102,10 +103,10 @@ def _key(
 
 
 def _load(path: Path) -> Profile | None:
-    """A cached profile; anything unreadable counts as absent and is measured again."""
+    """A cached profile; None if it is absent or unreadable."""
     try:
         data = json.loads(path.read_text())
-        if data.pop("format") != FORMAT:
+        if data.pop("format") != CACHE_FORMAT:
             return None
         units = tuple(UnitCost(**u) for u in data.pop("units"))
         notes = (*data.pop("notes"), "from the profile cache")
@@ -115,11 +116,9 @@ def _load(path: Path) -> Profile | None:
 
 
 def _store(path: Path, profile: Profile) -> None:
-    """Write beside and rename, so that no reader ever sees half a file. A read-only cache is no error."""
+    """A read-only cache is no error."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".tmp", delete=False) as file:
-            json.dump({"format": FORMAT, **asdict(profile)}, file)
-        os.replace(file.name, path)
+        write_text(path, json.dumps({"format": CACHE_FORMAT, **asdict(profile)}))
     except OSError:
         return

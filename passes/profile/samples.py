@@ -1,6 +1,6 @@
-"""With how many samples a step is measured: all of them where that takes no seconds, else as many as a second allows.
+"""How many samples to measure steps with: all of them, or fewer if a step of all would take seconds.
 
-Nobody waits for a whole step to learn that it is too long: steps of few samples come first, and tell.
+Steps of few samples are run first and extrapolated, so that no long step is run only to find out that it is too long.
 """
 
 from __future__ import annotations
@@ -14,48 +14,47 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from lpcompile.passes.capture.capture import Captured
 from lpcompile.passes.graph.batch import batch_size, resized
 
-SLOW = 2500.0  # ms of a step: too slow to measure many of them
-TELLING = SLOW / 8  # ms of a step that is more than the overhead of its calls: others can be told from it
-GROWTH = 4  # of the samples, where a step was too short to tell
+SLOW_STEP = 2500.0  # ms: too slow to measure many steps
+TELLING_STEP = SLOW_STEP / 8  # ms: long enough to extrapolate from, because call overhead is small against it
+SAMPLE_GROWTH = 4  # factor on the number of samples when a step was too short to extrapolate from
 
 
 class Affordable(NamedTuple):
-    """The inputs to measure with, about how many ms a step takes with them, whether they are fewer samples than there
-    are, and whether a step with just as many has been run."""
+    """The inputs to measure with."""
 
     tensors: list[torch.Tensor]
-    step: float
-    fewer: bool = False
-    warm: bool = True
+    step: float  # estimated ms of a step with them
+    fewer: bool = False  # they are only part of the samples
+    warm: bool = True  # a step with this number of samples has been run
 
 
 def affordable(
     captured: Captured, tensors: list[torch.Tensor], step: Callable[[list[torch.Tensor]], float]
 ) -> Affordable:
-    """All samples, or as many as take a third of SLOW. `step` runs one with these inputs and gives its ms.
+    """All samples, or as many as take a third of SLOW_STEP. `step` runs a step on its inputs and returns its ms.
 
-    Where the model runs at one batch size only, all of them.
+    A model with a fixed batch size is measured with all samples.
     """
     batch = batch_size(tensors)
     if batch is None or not captured._lp.batch_free:
         return Affordable(tensors, step(tensors))
-    size = least = min(batch, fewest(captured))
-    first = step(resized(tensors, size))  # what happens in a first step only is not for counting
-    clear = first >= 2 * TELLING and first * batch / size >= 2 * SLOW  # but here it makes no difference
+    size = least = min(batch, min_samples(captured))
+    first = step(resized(tensors, size))  # includes one-time work
+    clear = first >= 2 * TELLING_STEP and first * batch / size >= 2 * SLOW_STEP  # however much of it
     while True:
         taken = first if clear else step(resized(tensors, size))
         whole = taken * batch / size
-        if whole <= SLOW or size == batch:
+        if whole <= SLOW_STEP or size == batch:
             return Affordable(tensors, whole, warm=size == batch)
-        if taken >= TELLING:
+        if taken >= TELLING_STEP:
             break
-        size = min(batch, GROWTH * size)
-    few = min(batch, max(least, int(batch * SLOW / 3 / whole)))
+        size = min(batch, SAMPLE_GROWTH * size)
+    few = min(batch, max(least, int(batch * SLOW_STEP / 3 / whole)))
     return Affordable(resized(tensors, few) if few < batch else tensors, whole * few / batch, few < batch, few == size)
 
 
-def fewest(captured: Captured) -> int:
-    """One, but two for BatchNorm, which cannot train on one."""
+def min_samples(captured: Captured) -> int:
+    """Smallest batch size that can be trained on: one, or two with BatchNorm."""
     norms = any(isinstance(m, _BatchNorm) for m in captured._lp.model.modules())
     called = any("batch_norm" in str(n.target) for n in captured._lp_graphs[True].nodes)
     return 2 if norms or called else 1

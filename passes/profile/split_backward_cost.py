@@ -1,4 +1,4 @@
-"""What a backward in two parts costs of one in one: `zb` runs input and weight gradients apart, which is not free."""
+"""Overhead of a split backward: `zb` computes input and weight gradients separately, which is not free."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ import torch
 from lpcompile.core.split_backward import input_part, weight_part
 from lpcompile.passes.auxnet.measure import boundary_inputs
 from lpcompile.passes.graph.untouched import untouched
+from lpcompile.passes.profile.measure import drop_gradients
 from lpcompile.passes.split.split import Stage
 
-Shares = tuple[float, float]  # of the input part and the weight part, over the undivided backward
+BackwardShares = tuple[float, float]  # time of the input part and of the weight part, relative to an undivided backward
 
-FIRST: Shares = (1.0, 0.0)  # a stage without gradients of inputs has nothing to put off
-OTHERS: Shares = (0.55, 0.55)  # where nothing was measured
-REPEATS = 5
-
-
-def split_shares(stages: Sequence[Stage], tensors: list[torch.Tensor], repeats: int = REPEATS) -> tuple[Shares, ...]:
-    """Measured on these inputs, in turn with undivided backwards; for the CPU, as everything that `zb` was tried on."""
-    inputs = boundary_inputs(stages, tensors)
-    return (
-        FIRST,
-        *(_shares(stage, given, min(repeats, REPEATS)) for stage, given in zip(stages[1:], inputs[1:], strict=True)),
-    )
+FIRST_STAGE_SHARES: BackwardShares = (1.0, 0.0)  # no input gradients, so nothing to defer
+DEFAULT_SHARES: BackwardShares = (0.55, 0.55)  # of other stages, if not measured
+MAX_REPEATS = 5
 
 
-def _shares(stage: Stage, given: Sequence[torch.Tensor], repeats: int) -> Shares:
+def split_shares(
+    stages: Sequence[Stage], tensors: list[torch.Tensor], repeats: int = MAX_REPEATS
+) -> tuple[BackwardShares, ...]:
+    """The shares of each stage, measured in turn with undivided backwards. Host clock only: `zb` was tried on CPUs."""
+    pairs = list(zip(stages, boundary_inputs(stages, tensors), strict=True))
+    return (FIRST_STAGE_SHARES, *(_shares(stage, given, min(repeats, MAX_REPEATS)) for stage, given in pairs[1:]))
+
+
+def _shares(stage: Stage, given: Sequence[torch.Tensor], repeats: int) -> BackwardShares:
     whole, first, second = list[float](), list[float](), list[float]()
     with untouched(stage), torch.enable_grad():
         stage._lp_use_mode(True)
@@ -48,16 +48,14 @@ def _step(stage: Stage, given: Sequence[torch.Tensor]) -> tuple[float, float, fl
     begin = time.perf_counter()
     torch.autograd.backward([end for end, _ in pairs], [seed for _, seed in pairs])
     whole = time.perf_counter() - begin
-    for p in weights:
-        p.grad = None
+    drop_gradients(stage)
     pairs, leaves = _forward(stage, given)
     begin = time.perf_counter()
     _, groups = input_part(pairs, leaves, weights, together=False)
     middle = time.perf_counter()
     weight_part(weights, groups)
     end = time.perf_counter()
-    for p in weights:
-        p.grad = None
+    drop_gradients(stage)
     return whole, middle - begin, end - middle
 
 

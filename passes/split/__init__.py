@@ -1,1 +1,7 @@
-"""Where a graph may be cut, the units between cuts, and the stages that a choice of cuts gives, checked bitwise."""
+"""Cuts, units and stages: from a captured graph to the modules that run it. May import passes.capture, passes.graph
+and core.
+
+`cuts` lists every position with the reason that forbids it, `units` groups the steps between cuts for the planner,
+`split` builds the stage modules, `in_place` makes their ReLUs and sums in-place, and `gate` compares the program with
+the model bitwise.
+"""

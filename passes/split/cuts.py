@@ -1,4 +1,4 @@
-"""Every position where the model may be cut, and why it may not be cut elsewhere.
+"""Every position of the graph, whether the model may be cut there, and if not, why.
 
 >>> for cut in cuts(captured):
 ...     print(cut)
@@ -8,6 +8,7 @@ after layer1.1.conv1: no: 2 tensors are live (layer1_0_relu_1, layer1_1_conv1)
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
@@ -50,9 +51,9 @@ class Cut:
 
 
 def cuts(captured: Captured, *, max_width: int = 1, tied: str = "replicate") -> list[Cut]:
-    """All positions of the training graph in order. Wider boundaries than one tensor need `max_width`.
+    """All positions of the training graph in order. Boundaries of more than one tensor need `max_width`.
 
-    `tied="together"` forbids cuts between two uses of one parameter; by default both sides keep it and the runtime
+    `tied="together"` forbids cuts between two uses of one parameter; by default both sides hold it and the runtime
     sums its gradients.
     """
     if tied not in ("replicate", "together"):
@@ -62,11 +63,11 @@ def cuts(captured: Captured, *, max_width: int = 1, tied: str = "replicate") -> 
     if graphs[False] is graphs[True]:
         return [replace(c, eval_position=c.position) for c in train]
     evaluate = liveness(graphs[False], model)
-    there: dict[tuple[object, ...], Cut] = {}
+    train_roles, eval_roles = _roles(liveness(graphs[True], model)), _roles(evaluate)
+    by_roles: dict[tuple[object, ...], Cut] = {}
     for cut in _positions(evaluate, model, max_width, tied):
-        there.setdefault(_keys(evaluate, cut), cut)
-    here = liveness(graphs[True], model)
-    paired = [_pair(cut, there.get(_keys(here, cut))) for cut in train]
+        by_roles.setdefault(tuple(eval_roles[name] for name in cut.values), cut)
+    paired = [_pair(cut, by_roles.get(tuple(train_roles[name] for name in cut.values))) for cut in train]
     found, last = [], -1
     for cut in paired:
         if cut.legal and cut.eval_position <= last:
@@ -77,6 +78,7 @@ def cuts(captured: Captured, *, max_width: int = 1, tied: str = "replicate") -> 
 
 
 def _pair(cut: Cut, other: Cut | None) -> Cut:
+    """A cut of the training graph with its counterpart in the evaluation graph."""
     if not cut.legal:
         return cut
     if other is None:
@@ -86,20 +88,14 @@ def _pair(cut: Cut, other: Cut | None) -> Cut:
     return replace(cut, eval_position=other.position)
 
 
-def _keys(live: Liveness, cut: Cut) -> tuple[object, ...]:
-    """What a cut's values are called in both graphs: node names are numbered differently, roles are not."""
-    return tuple(_roles(live)[name] for name in cut.values)
-
-
 def _roles(live: Liveness) -> dict[str, tuple[object, ...]]:
-    found: dict[str, tuple[object, ...]] | None = live.__dict__.get("_roles")
-    if found is None:
-        found, seen = {}, {}  # type: ignore[var-annotated]
-        for node in live.steps:
-            role = (node.op, node.meta["path"], str(node.target))
-            seen[role] = seen.get(role, 0) + 1
-            found[node.name] = (*role, seen[role])
-        live.__dict__["_roles"] = found
+    """Identifies nodes across the two graphs, whose names are numbered differently: the n-th such call of a module."""
+    found: dict[str, tuple[object, ...]] = {}
+    times: Counter[tuple[object, ...]] = Counter()
+    for node in live.steps:
+        role = (node.op, node.meta["path"], str(node.target))
+        times[role] += 1
+        found[node.name] = (*role, times[role])
     return found
 
 
@@ -141,7 +137,7 @@ def _illegal(values: list[fx.Node], max_width: int) -> str:
 
 
 class _Forbidden:
-    """Positions that state and memory shared by both sides rule out."""
+    """Positions ruled out by state or memory that both sides share."""
 
     def __init__(self, live: Liveness, model: nn.Module, tied: str) -> None:
         self.live = live
@@ -162,7 +158,7 @@ class _Forbidden:
         self.ranges.append((min(steps), max(steps), reason))
 
     def _shared_memory(self) -> None:
-        """In-place writes after a cut into memory that the part before it still holds in another form."""
+        """Collect in-place writes and aliases: a write after a cut must not change memory held before it."""
         live = self.live
         self.late_writes: dict[int, int] = {}
         for key, writers in live.writers.items():
@@ -181,12 +177,13 @@ class _Forbidden:
             if n in live.index:
                 storage = n.meta.get("storage")
                 self.emitted[storage] = min(live.index[n], self.emitted.get(storage, live.index[n]))
-        self.forms: dict[int | None, int] = {}  # in how many forms each storage is seen: the tensor itself, and views
+        self.aliases: dict[int | None, int] = {}  # aliases of each storage: the tensor itself and its views
         for n in live.graph.nodes:
             storage = n.meta.get("storage")
-            self.forms[storage] = self.forms.get(storage, 0) + (storage not in n.meta.get("writes", ()))
+            self.aliases[storage] = self.aliases.get(storage, 0) + (storage not in n.meta.get("writes", ()))
 
     def at(self, position: int, values: list[fx.Node]) -> str:
+        """Why the position is forbidden, or an empty string."""
         for first, last, reason in self.ranges:
             if first <= position < last:
                 return reason
@@ -195,7 +192,7 @@ class _Forbidden:
             if self.late_writes.get(key, -1) > position:
                 if storages.count(key) > 1:
                     return f"{value.name} is changed in place after the cut while another live tensor shares its memory"
-                if self.forms[key] > 1 or value.meta["is_view"]:
+                if self.aliases[key] > 1 or value.meta["is_view"]:
                     return f"{value.name} is or has a view, and is changed in place after the cut"
                 if self.emitted.get(key, position + 1) <= position:
                     return f"{value.name} is an output and is changed in place after the cut"
@@ -203,7 +200,7 @@ class _Forbidden:
 
 
 def state_uses(live: Liveness, model: nn.Module) -> dict[str, list[int]]:
-    """Steps that use each parameter and buffer, by canonical name (tied ones count as one)."""
+    """Steps that use each parameter and buffer, by canonical name: tied parameters are one."""
     canonical: dict[int, str] = {}
     for name, tensor in [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]:
         canonical.setdefault(id(tensor), name)
@@ -217,7 +214,7 @@ def state_uses(live: Liveness, model: nn.Module) -> dict[str, list[int]]:
             owner = _attribute(model, str(node.target))
             tensors = [*owner.parameters(), *owner.buffers()] if isinstance(owner, nn.Module) else [owner]
             names = {canonical[id(t)] for t in tensors if id(t) in canonical}
-            aliases = [n for n in live.graph.nodes if n is node or _shares(n, node)]  # what in-place writes return
+            aliases = [n for n in live.graph.nodes if n is node or _shares(n, node)]  # in-place writes return one
             steps = [live.index[u] for n in aliases for u in (n, *n.users) if u in live.index]
         else:
             continue

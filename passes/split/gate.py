@@ -1,7 +1,7 @@
 """The gate at the end of every compilation: one step of the program against one step of the user's model, bitwise.
 
-Outputs, gradients of every parameter and input, and every buffer afterwards must be the same bits, in training and in
-evaluation. A program that differs is refused with what differs and by how much; it is never returned.
+Outputs, gradients of every parameter and input, and all buffers after the step must agree to the bit, in training and
+in evaluation. A program that differs is refused, with the differences, and never returned.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from lpcompile.passes.graph.tree import flatten
 from lpcompile.passes.graph.untouched import untouched
 from lpcompile.passes.split.split import Stage, stage_io
 
-SEED = 20
+GATE_SEED = 20
 MODEL_FAILS = (
     "the model itself fails in {} on the example inputs, so there is nothing to check the program against; "
     "repair it, or pass gate=False"
@@ -33,8 +33,8 @@ Forward = Callable[[list[torch.Tensor]], Any]
 
 
 @dataclass(frozen=True)
-class Step:
-    """What one step did: a digest (or the tensors themselves) under the name of each result."""
+class StepResults:
+    """The results of one step by name: digests, or the tensors themselves."""
 
     results: dict[str, Any]
     text: str  # structure of the output
@@ -48,12 +48,12 @@ def run_step(
     *,
     written: Sequence[str] = (),
     digest: bool = True,
-) -> Step:
-    """One forward (and, in training, backward) under a fixed seed; the model is as before afterwards."""
+) -> StepResults:
+    """One forward (and, in training, backward) under a fixed seed; the model is restored afterwards."""
     keep = _digest if digest else lambda t: t.detach().clone()
     with untouched(model, written), torch.set_grad_enabled(training):
-        torch.manual_seed(SEED)
-        random.seed(SEED)
+        torch.manual_seed(GATE_SEED)
+        random.seed(GATE_SEED)
         leaves = [t.detach().clone().requires_grad_(t.requires_grad) for t in inputs]
         out, tree = flatten(forward(leaves))
         results = {f"output {i}": keep(t) for i, t in enumerate(out)}
@@ -61,11 +61,11 @@ def run_step(
             results.update(_gradients(model, out, leaves, keep))
         results |= {f"buffer {name}": keep(b) for name, b in model.named_buffers()}
         results |= {f"parameter {name}": keep(model.get_parameter(name)) for name in written}
-        return Step(results, tree.text)
+        return StepResults(results, tree.text)
 
 
 def _gradients(model: nn.Module, out: list[torch.Tensor], leaves: list[torch.Tensor], keep: Any) -> dict[str, Any]:
-    """Every gradient, taken down as soon as it is there and dropped: all at once would be a second model in memory."""
+    """Every gradient, recorded and freed as soon as it is computed: all at once would be a second model in memory."""
     loss = scalar(out)
     if loss is None:
         return {}
@@ -78,7 +78,7 @@ def _gradients(model: nn.Module, out: list[torch.Tensor], leaves: list[torch.Ten
 
         def take(t: torch.Tensor, name: str = name) -> None:
             before, results[name] = results[name], keep(t.grad)
-            if before is not None:  # reentrant checkpoints accumulate a shared parameter's gradient in several goes
+            if before is not None:  # reentrant checkpoints accumulate a shared parameter's gradient several times
                 results[name] = (before, results[name])
             t.grad = None
 
@@ -92,7 +92,7 @@ def _gradients(model: nn.Module, out: list[torch.Tensor], leaves: list[torch.Ten
 
 
 def scalar(out: Sequence[torch.Tensor]) -> torch.Tensor | None:
-    """A scalar that weighs every element of every differentiable output differently."""
+    """A scalar loss with a different weight for every element of every differentiable output."""
     terms = []
     for tensor in out:
         if tensor.requires_grad:
@@ -102,7 +102,7 @@ def scalar(out: Sequence[torch.Tensor]) -> torch.Tensor | None:
 
 
 def staged(stages: Sequence[Stage], tensors: list[torch.Tensor], count: int) -> list[torch.Tensor]:
-    """The flat outputs of the stages run one after another in one autograd graph."""
+    """The model's flat outputs from the stages run in sequence, in one autograd graph."""
     lam: tuple[torch.Tensor, ...] = ()
     outputs: list[Any] = [None] * count
     for stage in stages:
@@ -123,7 +123,7 @@ def gate(
     set_mode: Callable[[bool], None],
     written: Sequence[str] = (),
 ) -> None:
-    """Raise `GateError` unless `program` does exactly what `reference` does, in both modes."""
+    """Raise `GateError` unless `program` equals `reference` bitwise, in training and in evaluation."""
     before = model.training
     for training in (True, False):
         flags = [(m, m.training) for m in model.modules()]
@@ -143,8 +143,8 @@ def gate(
 
 def _checked_step(
     model: nn.Module, forward: Forward, inputs: list[torch.Tensor], training: bool, written: Sequence[str], blame: str
-) -> Step:
-    """`run_step`, with a failure turned into a refusal that says whose it is."""
+) -> StepResults:
+    """`run_step`, with exceptions turned into a `GateError` that says whose fault they are."""
     try:
         return run_step(model, forward, inputs, training, written=written)
     except Exception as error:
@@ -160,6 +160,7 @@ def _refuse(
     training: bool,
     written: Sequence[str],
 ) -> None:
+    """Raise `GateError` with the differences, or with the reason that the model cannot be checked."""
     left = run_step(model, reference, inputs, training, written=written, digest=False)
     again = run_step(model, reference, inputs, training, written=written, digest=False)
     mode = "training" if training else "evaluation"
@@ -185,7 +186,7 @@ def _refuse(
     )
 
 
-def _differences(left: Step, right: Step) -> list[str]:
+def _differences(left: StepResults, right: StepResults) -> list[str]:
     if left.text != right.text:
         return [f"the output is {right.text}, not {left.text}"]
     found = []
@@ -204,7 +205,7 @@ def _differences(left: Step, right: Step) -> list[str]:
 
 
 def _digest(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """Equal for tensors of the same bits. (Holding a second set of gradients would cost as much as the model.)"""
+    """dtype, shape and checksum: holding the tensors instead would cost as much memory as the model."""
     if tensor.layout != torch.strided:
         tensor = tensor.detach().to_dense()
     flat = tensor.detach().cpu().contiguous().resolve_conj().resolve_neg().reshape(-1)

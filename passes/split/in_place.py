@@ -1,12 +1,11 @@
-"""A stage whose ReLUs and sums write into what they read, where nobody can tell.
+"""A stage whose ReLUs and sums run in place where that changes no result.
 
 >>> lean = in_place(stage)          # the same layers, the same results bit for bit
 >>> lean(lam)
 
-The output of a convolution or a BatchNorm is fresh memory that their backward does not read. Where it goes into one
-ReLU or one sum and nowhere else, the result may take its place: one tensor less to ask memory for and to write through
-the cache. A network that is written with `F.relu(out)` and `out + x` then runs as if it were written with
-`inplace=True` and `out += x`. What is not certain stays as it is.
+The output of a convolution or a BatchNorm is fresh memory that their backward does not read. If one ReLU or one sum is
+its only reader, the result may overwrite it, which saves an allocation and cache traffic: `F.relu(out)` and `out + x`
+run like `inplace=True` and `out += x`. Unclear cases are left alone.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ REGISTRIES = ("_modules", "_parameters", "_buffers", "_non_persistent_buffers_se
 
 
 def in_place(stage: Stage) -> Stage | None:
-    """The stage in training mode, on the very same layers; None where nothing can be written in place."""
+    """The stage in training mode, on the same layers; None if nothing can run in place."""
     graph, copies = fx.Graph(), dict[fx.Node, fx.Node]()
     graph.output(graph.graph_copy(stage._lp_graphs[True], copies))
     written: set[fx.Node] = set()
@@ -42,14 +41,14 @@ def in_place(stage: Stage) -> Stage | None:
         return None
     graph.lint()
     lean = Stage({True: graph, False: graph}, stage._lp_name, **stage._lp_notes)
-    for kind in REGISTRIES:  # its own: what is replaced in the stage is replaced here
+    for kind in REGISTRIES:  # the same dicts: a layer replaced in the stage is replaced here
         lean.__dict__[kind] = stage.__dict__[kind]
     lean._lp_use_mode(True)
     return lean
 
 
 def _rewrite(node: fx.Node, stage: Stage, written: set[fx.Node]) -> bool:
-    """Change a ReLU or a sum of a fresh tensor; whether that was one. `written`: those that were changed before."""
+    """Make a ReLU or a sum of a fresh tensor in-place; returns whether it was one. `written`: nodes changed before."""
     first = node.args[0] if node.args else None
     if not isinstance(first, fx.Node) or not _is_fresh(first, stage, written):
         return False
@@ -63,7 +62,7 @@ def _rewrite(node: fx.Node, stage: Stage, written: set[fx.Node]) -> bool:
 
 
 def _is_fresh(value: fx.Node, stage: Stage, written: set[fx.Node]) -> bool:
-    """A tensor with memory of its own that its maker's backward does not need, and that is read once."""
+    """Whether a tensor has its own memory, is not needed by its producer's backward, and is read once."""
     if sum(_count(user, value) for user in value.users) != 1:
         return False
     if value.op == "call_module":
@@ -73,7 +72,7 @@ def _is_fresh(value: fx.Node, stage: Stage, written: set[fx.Node]) -> bool:
 
 
 def _count(user: fx.Node, value: fx.Node) -> int:
-    """How often it stands among the arguments: x + x reads x twice."""
+    """Number of times `user` reads `value`: x + x reads x twice."""
     found = 0
 
     def look(node: fx.Node) -> Any:
@@ -93,7 +92,7 @@ def _is_relu(node: fx.Node, stage: Stage) -> bool:
 
 
 def _is_sum(node: fx.Node) -> bool:
-    """Of two tensors of one shape and dtype, which the sum has, too."""
+    """Whether a node adds two tensors of equal shape and dtype, without broadcasting."""
     if node.op not in ("call_function", "call_method") or node.target not in SUMS or node.kwargs or len(node.args) != 2:
         return False
     specs = [n.meta.get("spec") if isinstance(n, fx.Node) else None for n in (*node.args, node)]

@@ -1,17 +1,18 @@
-"""From cuts to stage modules.
+"""Split a captured model into stage modules.
 
 >>> stages = split(captured, chosen)
 >>> lam = stages[0](x)
 >>> out = stages[1](lam)
 
 Each stage is an fx.GraphModule over the user's own layers. Its inputs are the auxiliary variables of the boundary
-before it (`lam`, or `lam_0`, `lam_1`, ... for a wider boundary) and those model inputs that it needs itself (ids,
-masks). Cheap values that several stages need are made again in each of them.
+before it (`lam`, or `lam_0`, `lam_1`, ... for a wider boundary) and the model inputs that it reads (ids, masks). Cheap
+values that several stages need are recomputed in each of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import takewhile
 from typing import Any, Protocol
 
 import torch
@@ -21,12 +22,13 @@ from lpcompile.core.stage_io import StageIO as StageIO
 from lpcompile.passes.capture.capture import Captured
 from lpcompile.passes.graph.batch import symbol
 from lpcompile.passes.graph.calls import batch_of, device_of
+from lpcompile.passes.graph.dataflow import dataflow
 from lpcompile.passes.graph.liveness import liveness
 from lpcompile.passes.graph.module import TwoModeModule, install
 
 
 class Place(Protocol):
-    """Where to cut: a Cut, or a plan's boundary."""
+    """A position to cut at: a Cut, or a plan's boundary."""
 
     @property
     def position(self) -> int: ...
@@ -36,9 +38,9 @@ class Place(Protocol):
 
 
 class Stage(TwoModeModule):
-    """One stage: `stage(*lams, *inputs)` gives the next boundary's tensors and any model outputs made here.
+    """One stage: `stage(*lams, *inputs)` returns the next boundary's tensors, then the model outputs computed here.
 
-    A single result comes bare, several come as a tuple; `stage_io(stage)` says which is which.
+    A single result is returned bare, several as a tuple; `stage_io(stage)` describes them.
     """
 
     _lp_io: dict[bool, StageIO]
@@ -72,6 +74,8 @@ def split(captured: Captured, chosen: Sequence[Place]) -> tuple[Stage, ...]:
 
 
 class _Splitter:
+    """One graph and its cut positions."""
+
     def __init__(self, graph: fx.Graph, model: nn.Module, positions: list[int]) -> None:
         self.live = liveness(graph, model)
         self.inputs = [n for n in graph.nodes if n.op == "placeholder"]
@@ -89,7 +93,8 @@ class _Splitter:
         return self.live.live[self.ends[k - 1]] if k > 0 else []
 
     def outputs(self, k: int) -> list[int]:
-        """Which model outputs stage k gives: those it makes; what no stage makes (inputs, cheap values), the last."""
+        """Indices of the model outputs that stage k returns: those it computes. The last stage also returns outputs
+        that no stage computes (inputs, cheap values)."""
         found = []
         for i, node in enumerate(self.live.outputs):
             step = self.live.index.get(node)
@@ -136,7 +141,7 @@ class _Part:
         )
 
     def _again(self) -> list[fx.Node]:
-        """Cheap steps before this stage that it needs: to be run again here."""
+        """Cheap steps of earlier stages that this one depends on and recomputes."""
         begin = self.splitter.begin(self.k)
         mine = {*self.steps, *self.lams}
         wanted = [s for n in self.steps for s in n.all_input_nodes]
@@ -148,17 +153,17 @@ class _Part:
         return sorted(found, key=self.live.index.__getitem__)
 
     def _inputs(self, again: list[fx.Node]) -> list[fx.Node]:
+        """The model inputs that this stage reads, for itself or for a size that no lam tells."""
         used = {s for n in (*self.steps, *again) for s in n.all_input_nodes}
         used |= {self.live.outputs[i] for i in self.outputs}
         symbols = [s for s in used if "symbol" in s.meta]
-        if symbols and not self._batch_source() and any(s.meta["symbol"] != "device" for s in symbols):
-            used |= {s for n in symbols for s in _origin(n)}
-        if symbols and not self.lams:
-            used |= {s for n in symbols for s in _origin(n)}
+        sizes = [s for s in symbols if s.meta["symbol"] != "device"]
+        if (symbols and not self.lams) or (sizes and not self._batch_source()):
+            used |= _origins(symbols)
         return [n for n in self.splitter.inputs if n in used]
 
     def _batch_source(self) -> tuple[fx.Node, int, int] | None:
-        """A lam, dimension and multiple to read the batch size from."""
+        """A lam, and its dimension and multiple, to read the batch size from."""
         for value in self.lams:
             for dim, multiple in enumerate(value.meta["spec"].batch):
                 if multiple:
@@ -168,13 +173,13 @@ class _Part:
     def _placeholder(self, value: fx.Node, name: str, clone: bool) -> None:
         node = self.graph.placeholder(name)
         node.meta = dict(value.meta)
-        if clone:  # this stage writes into it: the boundary's own tensor must stay as it was sent
+        if clone:  # this stage writes into it, and the boundary's tensor must not change
             node = self.graph.call_method("clone", (node,))
             node.meta = dict(value.meta)
         self.copies[value] = node
 
     def _move_clones_last(self) -> None:
-        """fx wants all placeholders before anything else."""
+        """Placeholders must precede all other nodes."""
         last = [n for n in self.graph.nodes if n.op == "placeholder"]
         for node in [n for n in self.graph.nodes if n.op == "call_method" and n.target == "clone"]:
             if last and node < last[-1]:
@@ -196,6 +201,7 @@ class _Part:
         self.copies[node] = copy
 
     def _symbol(self, node: fx.Node) -> fx.Node:
+        """The batch size or device, read from a lam where there is one."""
         source = self._batch_source()
         if node.meta["symbol"] == "device" and self.lams:
             made = self.graph.call_function(device_of, (self.copies[self.lams[0]],))
@@ -208,32 +214,38 @@ class _Part:
         return made
 
 
-def _origin(node: fx.Node) -> list[fx.Node]:
-    """The placeholders that a symbol is computed from."""
-    if node.op == "placeholder":
-        return [node]
-    return [p for source in node.all_input_nodes for p in _origin(source)]
+def _origins(symbols: list[fx.Node]) -> set[fx.Node]:
+    """The placeholders that symbols are computed from."""
+    import networkx
+
+    flow = dataflow(symbols[0].graph)
+    ancestors = set[fx.Node](symbols).union(*(networkx.ancestors(flow, s) for s in symbols))
+    return {n for n in ancestors if n.op == "placeholder"}
 
 
 def _resolve(captured: Captured, target: str) -> Any:
-    value: Any = captured
-    for part in target.split("."):
-        kinds = (value._modules, value._parameters, value._buffers)
-        value = next((d[part] for d in kinds if part in d), None) if isinstance(value, nn.Module) else None
-        if value is None:
-            break
-    if value is None:  # a plain attribute of a module that is kept whole
+    value = registered(captured, target)
+    if value is None:  # a plain attribute of a leaf module
         value = captured._lp.model
         for part in target.split("."):
             value = getattr(value, part)
     return value
 
 
+def registered(root: nn.Module, target: str) -> Any:
+    """The module, parameter or buffer at a dotted path, whatever its names; None if there is none."""
+    value: Any = root
+    for part in target.split("."):
+        kinds = (value._modules, value._parameters, value._buffers) if isinstance(value, nn.Module) else ()
+        value = next((entries[part] for entries in kinds if part in entries), None)
+    return value
+
+
 def _place_unused(model: nn.Module, stages: list[Stage]) -> None:
-    """Keys of the model's state that no stage uses go to the stage that holds their nearest relatives."""
+    """Assign unused entries of the model's state_dict to the stage that holds their closest relatives by name."""
     owned = [set(stage.state_dict(keep_vars=True)) for stage in stages]
     tensors = dict(model.state_dict(keep_vars=True))
-    where: dict[int, int] = {}  # a tied parameter's other names go where the tensor is
+    where: dict[int, int] = {}  # aliases of a tied parameter go to its stage
     for k, stage in enumerate(stages):
         for tensor in stage.state_dict(keep_vars=True).values():
             if isinstance(tensor, torch.Tensor):
@@ -251,9 +263,9 @@ def _place_unused(model: nn.Module, stages: list[Stage]) -> None:
 
 
 def _kinship(a: str, b: str) -> int:
-    count = 0
-    for x, y in zip(a.split(".")[:-1], b.split(".")[:-1], strict=False):
-        if x != y:
-            break
-        count += 1
-    return count
+    return common_depth(a.split(".")[:-1], b.split(".")[:-1])
+
+
+def common_depth(a: Sequence[str], b: Sequence[str]) -> int:
+    """Number of modules that enclose both of two module paths."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))

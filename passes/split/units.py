@@ -1,7 +1,7 @@
-"""Units: what lies between two neighbouring cuts, the smallest thing that the planner moves.
+"""Units: the steps between two neighbouring cuts, the planner's unit of work.
 
-Many legal cuts differ by next to nothing (before or after a ReLU). Of such a run one is kept: the one with the fewest
-tensors, at the outermost module boundary, without an in-place write right behind it, with the fewest bytes.
+Many legal cuts differ by a negligible cost (before or after a ReLU). One of each such run is kept: fewest tensors
+first, then the outermost module boundary, no in-place write right after it, and fewest bytes.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from torch import fx
 from lpcompile.passes.capture.capture import Captured
 from lpcompile.passes.graph.liveness import Liveness, liveness
 from lpcompile.passes.split.cuts import Cut
+from lpcompile.passes.split.split import common_depth
 
-NEXT_TO_NOTHING = 1 / 2000  # of the model's forward and backward FLOPs
+NEGLIGIBLE_SHARE = 1 / 2000  # of the model's forward and backward FLOPs
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class Unit:
 
 
 def units(captured: Captured, cuts: Sequence[Cut]) -> list[Unit]:
-    """Group the steps by the legal cuts among `cuts`, keeping one cut of each run that costs next to nothing."""
+    """Group the steps by the legal cuts among `cuts`, keeping one cut of each run of negligible cost."""
     live = liveness(captured._lp_graphs[True], captured._lp.model)
     chosen = _representatives(live, [c for c in cuts if c.legal])
     bounds = [(c.position, c) for c in chosen] + [(len(live.steps) - 1, None)]
@@ -45,8 +46,9 @@ def units(captured: Captured, cuts: Sequence[Cut]) -> list[Unit]:
 
 
 def _representatives(live: Liveness, legal: list[Cut]) -> list[Cut]:
+    """The best cut of each run."""
     cost = [n.meta["flops"] + n.meta["backward_flops"] for n in live.steps]
-    limit = NEXT_TO_NOTHING * sum(cost)
+    limit = NEGLIGIBLE_SHARE * sum(cost)
     runs: list[list[Cut]] = []
     spent = 0.0
     for previous, cut in zip([None, *legal], legal, strict=False):
@@ -59,6 +61,7 @@ def _representatives(live: Liveness, legal: list[Cut]) -> list[Cut]:
 
 
 def _rank(live: Liveness, cut: Cut) -> tuple[float, ...]:
+    """Lower is better; of equal cuts the last."""
     before, after = live.steps[cut.position], live.steps[cut.position + 1]
     crossing = {v.meta["storage"] for v in live.live[cut.position]}
     written_next = any(key in crossing for key in after.meta["writes"])
@@ -66,23 +69,20 @@ def _rank(live: Liveness, cut: Cut) -> tuple[float, ...]:
 
 
 def _depth(before: fx.Node, after: fx.Node) -> float:
-    """How deep in the module tree a cut lies; deeper still when it falls inside one module's own forward."""
+    """Depth of a cut in the module tree, plus a half inside one module's own forward."""
     a, b = _enclosing(before), _enclosing(after)
-    common = 0
-    for x, y in zip(a, b, strict=False):
-        if x != y:
-            break
-        common += 1
+    common = common_depth(a, b)
     return common + (0.5 if common == len(a) == len(b) and common else 0.0)
 
 
 def _enclosing(node: fx.Node) -> list[str]:
+    """Path of the module whose forward contains the node."""
     parts = str(node.meta["path"]).split(".") if node.meta["path"] else []
     return parts[:-1] if node.op == "call_module" else parts
 
 
 def _name(steps: list[fx.Node]) -> str:
-    """The module that most of a unit's work happens in."""
+    """The innermost module with 80% of a unit's FLOPs."""
     weights: dict[tuple[str, ...], int] = {}
     for node in steps:
         path = tuple(str(node.meta["path"]).split("."))

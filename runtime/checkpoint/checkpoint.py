@@ -1,12 +1,12 @@
-"""Checkpoints: everything that a run needs to go on, bit for bit, in folders that are whole or not there at all.
+"""Checkpoints, from which a run goes on bit for bit, in folders that are whole or not there at all.
 
     DIR/step-000400/   run.json       steps, method, model, the plan
-                       rank0.json     what rank 0 keeps besides tensors (schedulers, β, ...)
+                       rank0.json     rank 0's state besides tensors (schedulers, β, ...)
                        rank0.safetensors, index.json
 
 Parameters and their optimizer state are stored under the model's own names, so that a checkpoint loads at another K and
-exports to a plain file. torch.distributed.checkpoint writes them into a folder with a temporary name, which gets its
-own name when all of it is on disk. Reading unpickles nothing.
+exports to a plain file. torch.distributed.checkpoint writes them into a temporary folder, which is renamed when all
+of it is on disk. Reading unpickles nothing.
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
+from lpcompile.core.atomic_file import replaced, sync
 from lpcompile.core.plan import Plan
 from lpcompile.errors import UsageError
 from lpcompile.runtime.checkpoint import named, plain
-from lpcompile.runtime.checkpoint.storage import Reader, Writer, read_json, sync, write_json
+from lpcompile.runtime.checkpoint.storage import Reader, Writer, read_json, write_json
 from lpcompile.runtime.launch import board
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ RUN = "run.json"
 
 
 def save(trainer: Engine, folder: Path, *, extra: dict[str, Any] | None = None, keep: int = 2) -> Path:
-    """Write a checkpoint of this moment; the newest `keep` stay. All ranks must call it, and see the same folder."""
+    """Write a checkpoint and keep the newest `keep`. All ranks must call it, and see the same folder."""
     trainer.flush()
     with board.away(trainer.steps, "saving a checkpoint"):
         return _save(trainer, folder, extra or {}, keep)
@@ -71,7 +72,7 @@ def _save(trainer: Engine, folder: Path, extra: dict[str, Any], keep: int) -> Pa
         group = trainer.mesh.along if trainer.mesh is not None and trainer.mesh.along is not None else trainer.control
         alone = not trainer.distributed or trainer.plan.K == 1
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "torch.distributed is disabled")  # which is what is wanted in one process
+            warnings.filterwarnings("ignore", "torch.distributed is disabled")  # on purpose, in one process
             dcp_save(dict(tensors), storage_writer=Writer(part, trainer.rank), process_group=group, no_dist=alone)
     _meet(trainer)
     if trainer.main:
@@ -103,7 +104,7 @@ def _all(folder: Path) -> list[Path]:
 
 
 def latest(folder: Path) -> Path | None:
-    """The newest checkpoint in a folder, None where there is none."""
+    """The newest checkpoint in a folder, or None."""
     return next(reversed(_all(folder)), None)
 
 
@@ -116,7 +117,7 @@ def find(path: Path) -> Path:
 
 
 def describe(folder: Path) -> dict[str, Any]:
-    """What run.json says: model, K, plan."""
+    """The content of run.json: model, K, plan."""
     found = read_json(folder / RUN)
     version = found.get("version") if isinstance(found, dict) else None
     if version != VERSION:
@@ -147,7 +148,7 @@ def load(trainer: Engine, folder: Path) -> dict[str, Any]:
 
 
 def _layout(plan: Plan) -> list[Any]:
-    """What two plans must have in common for a rank to take over the state of its namesake."""
+    """The parts of a plan that must be equal for a rank to load the state of the same rank."""
     nets = [b.aux for b in plan.boundaries]
     made = [a and (a.kind, a.rank, a.kept, a.dropped, a.thinned) for a in nets]
     return [plan.K, [(b.position, b.values) for b in plan.boundaries], made]
@@ -185,7 +186,7 @@ def read(reader: Reader, names: Any) -> dict[str, Tensor]:
     found = {n: torch.empty(sizes[n].size, dtype=sizes[n].properties.dtype) for n in names}
     if found:
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "torch.distributed is disabled")  # which is what is wanted here
+            warnings.filterwarnings("ignore", "torch.distributed is disabled")  # on purpose
             dcp_load(found, storage_reader=reader, no_dist=True)
     return found
 
@@ -204,8 +205,6 @@ def export(folder: Path, file: Path) -> int:
     from safetensors.torch import save_file
 
     state = {name: t.clone() for name, t in model_state(folder).items()}
-    part = file.with_name(f".part-{file.name}")
-    save_file(state, part)
-    sync(part)
-    part.replace(file)
+    with replaced(file, durable=True) as part:
+        save_file(state, part)
     return len(state)

@@ -1,7 +1,7 @@
-"""A trainer's state under the model's own names, so that it does not depend on which rank holds what.
+"""A trainer's state under the model's own names, independent of the assignment of stages to ranks.
 
-"model/conv1.weight" is a parameter, "optimizer/conv1.weight/momentum_buffer" what its optimizer keeps for it. What
-belongs to a rank or boundary (AuxNets, stores, random streams, schedulers) stays with its rank.
+"model/conv1.weight" is a parameter, "optimizer/conv1.weight/momentum_buffer" its optimizer state. The state of a rank
+or boundary (AuxNets, stores, random streams, schedulers) stays with its rank.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def _names(trainer: Engine, w: Worker) -> list[str | None]:
 
 
 def _take_apart(trainer: Engine, w: Worker, given: dict[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Optimizer state of named parameters as named tensors; what is no tensor stays where it was."""
+    """Optimizer state of named parameters as named tensors, and the rest of it."""
     kept: dict[str, Tensor] = {}
     rest: dict[int, Any] = {}
     names = _names(trainer, w)
@@ -66,7 +66,7 @@ def _take_apart(trainer: Engine, w: Worker, given: dict[str, Any]) -> tuple[dict
 
 
 def wanted(trainer: Engine, saved: Iterable[str]) -> list[str]:
-    """Those of the saved names that belong to this process's stages."""
+    """The saved names that belong to this process's stages."""
     own: set[str] = set()
     for w in trainer.workers:
         own |= {MODEL + name for name, t in w.stage.module.state_dict().items() if isinstance(t, Tensor)}
@@ -75,7 +75,7 @@ def wanted(trainer: Engine, saved: Iterable[str]) -> list[str]:
 
 
 def load(trainer: Engine, given: dict[str, Any]) -> None:
-    """Go on, on the same plan, from what `state` gave."""
+    """Load what `state` gave, on the same plan."""
     ranks: dict[int, dict[str, Any]] = {}
     schedulers: dict[str, Any] = {}
     asked, now = trainer.target.name, states.own_state(trainer)
@@ -94,7 +94,7 @@ def load(trainer: Engine, given: dict[str, Any]) -> None:
 
 
 def _filled(given: dict[str, Any], now: dict[str, Any], w: Worker) -> dict[str, Any]:
-    """What the saved method had no use for (AuxNets, say, under `bp`) stays as it is."""
+    """Saved state, completed by the current state of parts that the saved method did not use (AuxNets under `bp`)."""
     mine, own = now["ranks"][w.rank], dict(given)
     for key in ("auxnets", "kappanets", "heads"):
         own[key] = {**mine[key], **given.get(key, {})}
@@ -108,7 +108,7 @@ def _filled(given: dict[str, Any], now: dict[str, Any], w: Worker) -> dict[str, 
 
 
 def load_elsewhere(trainer: Engine, given: dict[str, Any], rank0: Any) -> str:
-    """Take over what fits another plan; says what does not."""
+    """Load the state that does not depend on the plan; gives the names of the rest."""
     trainer.flush()
     trainer.steps = given["steps"]
     for w in trainer.workers:
@@ -124,7 +124,7 @@ def load_elsewhere(trainer: Engine, given: dict[str, Any], rank0: Any) -> str:
 
 
 def _load_schedulers(trainer: Engine, rank0: Any) -> None:
-    """All learning rates move together: rank 0's first scheduler tells where they are."""
+    """All ranks have the same schedule: load rank 0's first scheduler into each."""
     kept = next((v for k, v in rank0["items"] if k == "schedulers"), None)
     first = kept["items"][0][1] if kept and kept["items"] else None
     if first is None or plain.names(first):

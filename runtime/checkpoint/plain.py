@@ -1,4 +1,4 @@
-"""Nested state as JSON and named tensors, and back: what optimizers, schedulers and trainers keep, without pickle.
+"""State of optimizers, schedulers and trainers as JSON and named tensors, and back, without pickle.
 
 >>> tensors, text = flat({"lr": 0.1, "betas": (0.9, 0.99), "state": {0: {"exp_avg": t}}}, "optimizer")
 >>> tensors
@@ -55,7 +55,7 @@ def _key(key: Any, at: str) -> Any:
 
 
 def names(data: Any) -> list[str]:
-    """The tensors that JSON data of `flat` names."""
+    """The names of tensors in the JSON data of `flat`."""
     if isinstance(data, list):
         return [name for v in data for name in names(v)]
     if isinstance(data, dict):
@@ -64,7 +64,7 @@ def names(data: Any) -> list[str]:
 
 
 def nested(data: Any, tensors: dict[str, Tensor]) -> Any:
-    """The value that `flat` took apart."""
+    """The inverse of `flat`."""
     if isinstance(data, list):
         return [nested(v, tensors) for v in data]
     if not isinstance(data, dict):

@@ -1,4 +1,4 @@
-"""Parameters on their ranks: equal at the start, each only where it is needed, together again for the user."""
+"""A trainer's state: equal on all ranks at the start, then each part on its own rank, gathered for the user."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def share_start(trainer: Engine) -> None:
-    """Every rank takes over rank 0's parameters and buffers, of the model, the AuxNets and the loss."""
+    """Broadcast rank 0's parameters and buffers, of the model, the AuxNets and the loss."""
     modules = [trainer.program.module, *(net.module for net in trainer.auxnets.values())]
     modules += [m for head in trainer.heads.values() for m in head.modules]
     if isinstance(trainer.loss_fn, nn.Module):
@@ -36,7 +36,7 @@ def share_start(trainer: Engine) -> None:
 
 
 def release_others(trainer: Engine) -> None:
-    """Give up what other ranks keep: their stages and AuxNets become shapes without memory."""
+    """Free the stages and AuxNets of other ranks: their tensors move to the meta device."""
     mine = trainer.workers[0]
     kept = {id(t) for m in modules(mine) for t in (*m.parameters(), *m.buffers())}
     program = trainer.program
@@ -53,7 +53,7 @@ def release_others(trainer: Engine) -> None:
 
 
 def modules(w: Worker) -> list[nn.Module]:
-    """What a rank trains."""
+    """The modules that a rank trains."""
     own = w.head.modules if w.head is not None else ()
     return [w.stage.module, *(net.module for net in w.auxnets.values()), *w.kappanets.values(), *own]
 
@@ -83,7 +83,7 @@ def _owned(trainer: Engine) -> Iterator[tuple[str, int, Tensor]]:
 
 
 def load_model_state(trainer: Engine, given: dict[str, Tensor]) -> None:
-    """Every rank takes its part of the original model's state."""
+    """Load each rank's part of the original model's state."""
     wanted = set(trainer.program.module.state_dict())
     missing, unknown = sorted(wanted - set(given)), sorted(set(given) - wanted)
     if missing or unknown:
@@ -127,7 +127,7 @@ def _worker_state(trainer: Engine, w: Worker) -> dict[str, Any]:
 
 
 def _gradients(w: Worker) -> list[list[Tensor | None]]:
-    """Gradients gathered so far, where a step of the optimizers takes several batches."""
+    """Gradients accumulated so far, if an optimizer step takes several batches."""
     groups = [w.updater.parameters, *(ps for ps, _ in w.updater.others.values())]
     return [[p.grad for p in ps] for ps in groups]
 

@@ -1,12 +1,11 @@
 """Storage for torch.distributed.checkpoint in safetensors files and JSON: nothing in it is ever unpickled.
 
-Each rank writes one file; `index.json` says which tensor is in which. Files are on disk (fsync) before they count.
+Each rank writes one file; `index.json` has the file of each tensor. All are on disk (fsync) before they count.
 """
 
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, SavePlan
 from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
 from torch.futures import Future
 
+from lpcompile.core.atomic_file import sync
 from lpcompile.errors import UsageError
 
 INDEX = "index.json"
@@ -142,12 +142,3 @@ def read_json(file: Path) -> Any:
         return json.loads(file.read_text())
     except (OSError, ValueError) as error:
         raise UsageError(f"{file} cannot be read as part of a checkpoint: {error}") from None
-
-
-def sync(path: Path) -> None:
-    """Until it is on disk."""
-    opened = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(opened)
-    finally:
-        os.close(opened)

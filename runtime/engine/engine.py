@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from lpcompile.core import __version__
 from lpcompile.core.compiled import CompiledProgram
 from lpcompile.core.memory_format import lies_channels_last
 from lpcompile.core.method import hosts_of
@@ -213,8 +214,6 @@ class Engine:
 
     def facts(self) -> dict[str, Any]:
         """What all ranks must agree on."""
-        from lpcompile import __version__
-
         return {
             "lpcompile version": __version__,
             "torch version": torch.__version__,

@@ -66,12 +66,12 @@ def schedule_of(engine: Engine, index: Tensor | None) -> tuple[Prepared, Method]
     new = not bool(engine.seen[index].all())
     engine.seen[index] = True
     if new and engine._exact is not None:
-        return engine._exact, get_method("warmup-stored")
+        return engine._exact, get_method(engine.method.first_sight)
     return engine.prepared, engine.method
 
 
 def _keeps_samples(engine: Engine) -> bool:
-    return engine.target.indices or (engine.target.name == "lagrangian" and engine.settings.kappa == "stored")
+    return engine.target.keeps_samples(engine.settings.kappa)
 
 
 def note_start(engine: Engine, metrics: dict[str, Any]) -> None:

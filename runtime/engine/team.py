@@ -67,7 +67,7 @@ def add_networks(engine: Engine, target: Method) -> None:
     if target.replay and engine.plan.K > 1:
         engine.buffers = open_buffers(engine)
     for w in engine.workers:
-        if target.name == "lagrangian" and s.kappa == "auxnet" and not w.kappanets:
+        if target.kappa and s.kappa == "auxnet" and not w.kappanets:
             add_kappanet(w, engine.given.kappanets, engine.aux_optimizer)
 
 

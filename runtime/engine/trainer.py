@@ -159,7 +159,7 @@ class Trainer(Engine):
         self.flush()
         return evaluation.evaluate(self, loader, **options)
 
-    def recalibrate(self, loader: Iterable[Any], batches: int = evaluation.BATCHES) -> None:
+    def recalibrate(self, loader: Iterable[Any], batches: int = evaluation.RECALIBRATION_BATCHES) -> None:
         """Recompute BatchNorm's running statistics on X, from training data: a decoupled method gathers them on λ."""
         self.flush()
         with evaluation.recalibrated(self, loader, batches, keep=True):

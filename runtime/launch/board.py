@@ -1,7 +1,7 @@
-"""When a rank dies, raises or hangs: what it was doing, and which of several failures was the first cause.
+"""The board of a rank: the instruction that it runs, for the error message when it dies, raises or hangs.
 
-Every rank writes the instruction that it runs to its board, a few bytes in a file that is mapped into memory, so that
-it can still be read when the process has been killed. Whoever supervises the ranks reads the boards.
+A board is a few bytes in a memory-mapped file, which can be read after the process was killed. The supervisor reads the
+boards of all ranks, and picks the first cause among several failures.
 """
 
 from __future__ import annotations
@@ -21,15 +21,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-SIZE, HEAD = 256, struct.Struct("<diH")  # when, step, length of the text that follows
-BLOCKED = ("wait", "draw", "norm", "tied", "average")  # instructions in which a rank waits for others
+from lpcompile.core.trace import kind_of
+
+SIZE, HEAD = 256, struct.Struct("<diH")  # time, step, length of the text that follows
 LOST = re.compile(r"Connection|closed by peer|Timed out|timed out|timeout|Broken pipe|NCCL|gloo", re.IGNORECASE)
 AWAY = "("  # texts that begin so are no instruction: planning, evaluation, between steps
 
 
 @dataclass(frozen=True)
 class Doing:
-    """What a board says: since when, in which step, which instruction."""
+    """The content of a board: an instruction, its step, and when it began."""
 
     since: float
     step: int
@@ -38,7 +39,7 @@ class Doing:
     @property
     def blocked(self) -> bool:
         """Whether the rank waits for others, so that a long time is not its own fault."""
-        return self.text.split(" ")[0] in BLOCKED
+        return kind_of(self.text) == "wait"
 
     @property
     def watched(self) -> bool:
@@ -53,7 +54,7 @@ class Doing:
 
 
 class Board:
-    """A rank's own board, or another's to read."""
+    """The board of a rank, to write or to read."""
 
     def __init__(self, file: Path) -> None:
         with open(file, "a+b") as opened:
@@ -71,12 +72,12 @@ class Board:
         return Doing(since, step, text)
 
 
-own: Board | None = None  # this process's board, where somebody reads it
+own: Board | None = None  # this process's board, if it was launched
 
 
 @contextlib.contextmanager
 def away(step: int, text: str) -> Iterator[None]:
-    """Say on the board that this rank is busy with something that may take long (saving, evaluating)."""
+    """Note on the board that this rank is outside a step, for as long as it takes (saving, evaluating)."""
     if own is not None:
         own.note(step, f"({text})")
     yield
@@ -86,7 +87,7 @@ def away(step: int, text: str) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Failure:
-    """How one rank ended. `lost`: it only noticed that another one was gone."""
+    """How one rank ended. `lost`: it lost its connection to another one, whose failure is the cause."""
 
     rank: int
     when: float
@@ -101,7 +102,7 @@ class Failure:
 
 
 def failure_of(error: BaseException, rank: int) -> Failure:
-    """What this rank tells about an exception that ended it."""
+    """The failure of this rank, by the exception that ended it."""
     doing = own.read() if own is not None else Doing(time.time(), 0, "")
     text = str(error).strip() or type(error).__name__
     lost = isinstance(error, (RuntimeError, ConnectionError)) and bool(LOST.search(text))
@@ -110,7 +111,7 @@ def failure_of(error: BaseException, rank: int) -> Failure:
 
 
 def first_cause(failures: Sequence[Failure]) -> Failure:
-    """The earliest failure that is not merely the echo of another."""
+    """The earliest failure that is not a lost connection; else the earliest of all."""
     return min(failures, key=lambda f: (f.lost, f.when))
 
 
@@ -122,7 +123,7 @@ def signal_name(code: int) -> str:
 
 
 def die_with(pipe: Any) -> None:
-    """End this process when whoever reads the other end of the pipe is gone, however that ended."""
+    """End this process when the reader of the pipe is gone, however it ended."""
 
     def watch() -> None:
         waiting = select.poll()

@@ -1,8 +1,8 @@
 """Ranks on this machine: one process each, on loopback, pinned to a core or a GPU of its own, and supervised.
 
->>> launch(train, (job,), world=2, K=2)        # what rank 0's train(job) returned
+>>> launch(train, (job,), world=2, K=2)        # the result of train(job) on rank 0
 
-Under torchrun nothing is launched: each process is a rank already and calls `join`.
+Under torchrun each process is a rank already: it calls `join`.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Interrupted(TrainingError):
 
 
 def torchrun_rank() -> int | None:
-    """This process's rank, where torchrun (or anything that sets its environment) started it."""
+    """This process's rank under torchrun (or anything that sets its environment), else None."""
     return int(os.environ["RANK"]) if "RANK" in os.environ and "WORLD_SIZE" in os.environ else None
 
 
@@ -70,7 +70,7 @@ def join(device: str = "cpu", timeout: float = TIMEOUT, store: str | None = None
 
 
 def from_rank_0(make: Callable[[], T], follow: Callable[[T], R]) -> R | None:
-    """What rank 0 makes is given to `follow` on all others; None on rank 0. Each waits for as long as it takes."""
+    """Broadcast the result of `make` on rank 0 to `follow` on the others; None on rank 0. Waits up to PATIENCE."""
     patient: Any = dist.new_group(backend="gloo", timeout=datetime.timedelta(seconds=PATIENCE))
     message: list[Any] = [make() if dist.get_rank() == 0 else None]
     dist.broadcast_object_list(message, 0, group=patient)
@@ -80,7 +80,7 @@ def from_rank_0(make: Callable[[], T], follow: Callable[[T], R]) -> R | None:
 
 
 def leave() -> None:
-    """Close the process group when all ranks are through, so that nobody takes it for a failure."""
+    """Close the process group after a barrier, so that no rank takes it for a failure."""
     if dist.is_initialized():
         dist.barrier()
         dist.destroy_process_group()
@@ -99,8 +99,8 @@ def pin(local_rank: int, device: str = "cpu") -> None:
 
 
 def keep_freed_memory() -> None:
-    """Let activations of the next step have the memory of this one's. glibc would give it back to the system and ask
-    for it again page by page, which took up to a tenth of a step."""
+    """Keep freed memory for the activations of the next step. By default glibc returns it to the system and page
+    faults take up to a tenth of a step."""
     with contextlib.suppress(OSError, AttributeError):
         libc = ctypes.CDLL("libc.so.6")
         libc.mallopt(M_MMAP_THRESHOLD, 2**30)
@@ -116,9 +116,9 @@ def launch(
     device: str = "cpu",
     timeout: float = TIMEOUT,
 ) -> Any:
-    """Run `function(*args)` in `world` processes that find each other, and give what it returned on rank 0.
+    """Run `function(*args)` in `world` processes of one process group; gives its result on rank 0.
 
-    The processes are fresh, forked from one that has imported torch and done nothing else: what they get is pickled.
+    The processes are forked from a server that has only imported torch: function and arguments are pickled.
     A rank that dies, raises, or stays in one instruction for `timeout` seconds ends all of them with `Interrupted`.
     K: stages, to say which stage and replica a rank is.
     """
@@ -126,7 +126,7 @@ def launch(
         raise UsageError(f"{world} ranks need a GPU each, and this machine has {torch.cuda.device_count()}")
     folder = Path(tempfile.mkdtemp(prefix="lpcompile-"))
     context = _context()
-    team = _Team(folder, world, K or world, timeout)
+    supervisor = _Supervisor(folder, world, K or world, timeout)
     try:
         for rank in range(world):
             receive, send = context.Pipe(duplex=False)
@@ -140,16 +140,16 @@ def launch(
                 raise UsageError(f"a new process cannot be given this: {error}; use functions of a module") from error
             for end in (send, *outputs):
                 end.close()
-            team.processes.append(process)
-            team.pipes.append(receive)
-        return team.supervise()
+            supervisor.processes.append(process)
+            supervisor.pipes.append(receive)
+        return supervisor.supervise()
     finally:
-        team.end()
+        supervisor.end()
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def _context() -> Any:
-    """One import of torch for all ranks, and none of the threads that this process may have."""
+    """A fork server, which imports torch once for all ranks and has no threads."""
     if "forkserver" not in mp.get_all_start_methods():
         return mp.get_context("spawn")
     context = mp.get_context("forkserver")
@@ -165,14 +165,14 @@ def _rank(
     for fd, output in enumerate(outputs, start=1):
         os.dup2(output.fileno(), fd)
         output.close()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that launched us; it ends us
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the launcher, which ends this process
     board.die_with(pipe)
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_RANK": str(rank),
                    "LOCAL_WORLD_SIZE": str(world)}  # fmt: skip
     board.own = Board(Path(folder) / str(rank))
     try:
         pin(rank, device)
-        join(device, 1.5 * timeout, f"{folder}/store")  # the supervisor, who knows who hangs, speaks first
+        join(device, 1.5 * timeout, f"{folder}/store")  # the supervisor, who knows which rank hangs, reports first
         result = function(*args)
         board.own.note(0, "(at the end)")
         leave()
@@ -185,12 +185,12 @@ def _rank(
 
 
 def _tell(pipe: Any, message: Any) -> None:
-    """By plain pickle: torch's own would leave tensors in memory that goes with this process."""
+    """By plain pickle: torch's own shares memory, which would end with this process."""
     pipe.send_bytes(pickle.dumps(message))
 
 
-class _Team:
-    """The processes of a launch, as their supervisor sees them."""
+class _Supervisor:
+    """Watches the processes of a launch: their results, their failures, and whether they still move."""
 
     def __init__(self, folder: Path, world: int, K: int, timeout: float) -> None:
         self.processes: list[Any] = []
@@ -202,7 +202,7 @@ class _Team:
         self.done: dict[int, Any] = {}
 
     def supervise(self) -> Any:
-        """Until all are through, or one failed and the others had a moment to say what they saw."""
+        """Wait until all ranks have ended, or SETTLE seconds after a failure, for the reports of the others."""
         deadline: float | None = None
         while len(self.done) + len(self.failures) < len(self.processes):
             self._listen(0.2)
@@ -268,7 +268,7 @@ class _Team:
         return Interrupted("\n".join([text, *(f"then: {line.splitlines()[0]}" for line in others)]))
 
     def end(self) -> None:
-        """No process stays: asked first, then killed."""
+        """End all processes: terminate, then kill."""
         for process in self.processes:
             if process.is_alive():
                 process.terminate()

@@ -24,10 +24,10 @@ from lpcompile.runtime.engine.worker import Net
 if TYPE_CHECKING:
     from lpcompile.runtime.engine.engine import Engine
 
-BATCHES = 20  # of training data, for BatchNorm statistics
-TAG = 100  # apart from the tags of training
+RECALIBRATION_BATCHES = 20  # of training data, for BatchNorm statistics
+EVALUATION_TAG = 100  # apart from the tags of training
 Metric = Callable[[Any, Any], dict[str, Any]]
-Chain = list[tuple[int, Net]]  # who runs what, in order
+Chain = list[tuple[int, Net]]  # ranks and the parts that they run, in order
 
 
 def evaluate(
@@ -35,7 +35,7 @@ def evaluate(
     loader: Iterable[Any],
     *,
     recalibrate: Iterable[Any] | None = None,
-    batches: int = BATCHES,
+    batches: int = RECALIBRATION_BATCHES,
     keep: bool = False,
     aux: bool = False,
     metrics: Metric | None = None,
@@ -78,7 +78,7 @@ def through_auxnets(trainer: Engine, training: bool) -> Chain:
 
 
 def run_chain(trainer: Engine, chain: Chain, x: Any, random: bool = False) -> list[Any] | None:
-    """What the chain's end gives, on its rank (or in this process); None elsewhere.
+    """The output of the chain's last part, on its rank (or in this process); None elsewhere.
 
     random: each part draws from its rank's own stream, for forwards in training mode.
     """
@@ -94,14 +94,14 @@ def run_chain(trainer: Engine, chain: Chain, x: Any, random: bool = False) -> li
         if here is not None and before != rank:
             lams = [torch.empty(s.at(size), dtype=s.dtype, device=trainer.device) for s in net.io.lams]
             for t in lams:
-                dist.recv(t, trainer.first_rank + before, tag=TAG)
+                dist.recv(t, trainer.first_rank + before, tag=EVALUATION_TAG)
         with trainer.workers[0 if here is not None else rank].own_random() if random else contextlib.nullcontext():
             found = net(lams, inputs)
         lams = [t.to(s.dtype) for t, s in zip(found, net.io.boundary, strict=False)]
         after = chain[i + 1][0] if i + 1 < len(chain) else rank
         if here is not None and after != rank:
             for t in lams:
-                dist.send(t.contiguous(), trainer.first_rank + after, tag=TAG)
+                dist.send(t.contiguous(), trainer.first_rank + after, tag=EVALUATION_TAG)
     if here is not None and chain[-1][0] != here:
         return None
     return list(found)
@@ -138,7 +138,7 @@ def accuracy(output: Any, target: Any) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def evaluating(trainer: Engine) -> Iterator[None]:
-    """Everything in evaluation mode, and afterwards each layer as it was."""
+    """All modules in evaluation mode; afterwards each is in its own mode again."""
     roots: list[nn.Module] = [*trainer.program.stages, *(net.module for net in trainer.auxnets.values())]
     if isinstance(trainer.loss_fn, nn.Module):
         roots.append(trainer.loss_fn)

@@ -1,4 +1,4 @@
-"""`program.fit`: the ranks of a compiled program in processes of their own, started from a script or a notebook."""
+"""`program.fit`: a compiled program trained on processes of its own, from a script or a notebook."""
 
 from __future__ import annotations
 
@@ -6,31 +6,32 @@ import multiprocessing
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from lpcompile.core.compiled import CompiledProgram
 from lpcompile.core.pipeline_order import checked_micro
+from lpcompile.core.plan import Plan
 from lpcompile.errors import UsageError
 from lpcompile.runtime.comm import pack
 from lpcompile.runtime.comm.handshake import in_torchrun
+from lpcompile.runtime.engine.trainer import Trainer
 from lpcompile.runtime.launch import launch
-from lpcompile.runtime.loop.loop import Watch, run
+from lpcompile.runtime.loop.loop import run
+from lpcompile.runtime.loop.options import LoopOptions
 from lpcompile.runtime.methods import get_method
 
-if TYPE_CHECKING:
-    from lpcompile.program import Program
-    from lpcompile.runtime.engine.trainer import Trainer
-
-WATCH = [f.name for f in fields(Watch)]
+LOOP_OPTIONS = [f.name for f in fields(LoopOptions)]
+Follow = Callable[[nn.Module, Plan, Any, Any], CompiledProgram]  # compiles a model again by its plan
 
 
 @dataclass(frozen=True)
-class Request:
-    """What `fit` was asked for, besides the program."""
+class FitRequest:
+    """Arguments of `fit`, besides the program."""
 
     loss_fn: Any
     loader: Any
@@ -38,11 +39,11 @@ class Request:
     test: Any
     replicas: int
     options: dict[str, Any]
-    watch: Watch
+    watch: LoopOptions
 
 
 def fit(
-    program: Program,
+    program: CompiledProgram,
     loss_fn: Callable[[Any, Any], Tensor],
     loader: Iterable[Any],
     epochs: int = 1,
@@ -50,6 +51,7 @@ def fit(
     test: Iterable[Any] | None = None,
     replicas: int = 1,
     timeout: float = launch.TIMEOUT,
+    follow: Follow,
     **options: Any,
 ) -> dict[str, Any]:
     """Train on K processes of this machine (or as one rank, under torchrun), and leave the weights in the model.
@@ -57,10 +59,11 @@ def fit(
     loader, test: give (x, y) or (x, y, index); every rank iterates them alike. With replicas, each takes its own
         part of every batch.
     timeout: seconds within which a job with a dead or hanging rank has ended everywhere.
-    options: those of `program.trainer` and of `lpcompile.runtime.loop.loop.Watch` (save, resume, log, trace, ...).
+    follow: how a new process compiles the program again; a function of a module, for it is pickled.
+    options: those of `program.trainer` and of `lpcompile.runtime.loop.options.LoopOptions` (save, log, trace, ...).
     """
-    watch = Watch(**{name: options.pop(name) for name in WATCH if name in options})
-    request = Request(loss_fn, loader, epochs, test, replicas, options, watch)
+    watch = LoopOptions(**{name: options.pop(name) for name in LOOP_OPTIONS if name in options})
+    request = FitRequest(loss_fn, loader, epochs, test, replicas, options, watch)
     plan = program.plan
     method = get_method(options.get("method") or plan.method)
     if method.pipeline:  # refuse what cannot be cut before processes are started
@@ -83,7 +86,12 @@ def fit(
     with tempfile.TemporaryDirectory(prefix="lpcompile-") as folder:
         file = f"{folder}/model.safetensors"
         found: dict[str, Any] = launch.launch(
-            _rank, (data, torch.get_rng_state(), file), world=world, K=program.plan.K, device=device, timeout=timeout
+            _rank,
+            (follow, data, torch.get_rng_state(), file),
+            world=world,
+            K=program.plan.K,
+            device=device,
+            timeout=timeout,
         )
         own = {f"auxnet {k}": net for k, net in enumerate(options.get("auxnets") or (), start=1)}
         own |= {f"head {k}": net for k, net in enumerate(options.get("heads") or ())}
@@ -91,7 +99,7 @@ def fit(
     return found
 
 
-def _nets(program: Program, request: Request) -> dict[str, nn.Module]:
+def _nets(program: CompiledProgram, request: FitRequest) -> dict[str, nn.Module]:
     """The program's own AuxNets, and its heads where the method needs them."""
     found: dict[str, nn.Module] = {f"auxnet {k}": net for k, net in enumerate(program.auxnets, start=1)}
     method = get_method(request.options.get("method") or program.plan.method)
@@ -100,8 +108,8 @@ def _nets(program: Program, request: Request) -> dict[str, nn.Module]:
     return found
 
 
-def _take_over(program: Program, nets: dict[str, nn.Module], given: dict[str, Tensor]) -> None:
-    """The weights that the ranks ended with, of the model, of the AuxNets and of the heads."""
+def _take_over(program: CompiledProgram, nets: dict[str, nn.Module], given: dict[str, Tensor]) -> None:
+    """Load the weights that the ranks ended with, of the model, of the AuxNets and of the heads."""
     parts: dict[str, dict[str, Tensor]] = {}
     for full, tensor in given.items():
         part, _, name = full.partition("/")
@@ -111,9 +119,9 @@ def _take_over(program: Program, nets: dict[str, nn.Module], given: dict[str, Te
         nets[part].load_state_dict(state, strict=True)
 
 
-def _fit(program: Program, given: Request) -> tuple[dict[str, Any], Trainer]:
-    trainer = program.trainer(
-        given.loss_fn, trace=given.watch.trace is not None, replicas=given.replicas, **given.options
+def _fit(program: CompiledProgram, given: FitRequest) -> tuple[dict[str, Any], Trainer]:
+    trainer = Trainer(
+        program, given.loss_fn, trace=given.watch.trace is not None, replicas=given.replicas, **given.options
     )
     loader = given.loader
     if given.replicas > 1:
@@ -121,11 +129,9 @@ def _fit(program: Program, given: Request) -> tuple[dict[str, Any], Trainer]:
     return run(trainer, loader, given.epochs, test=given.test, watch=given.watch), trainer
 
 
-def _rank(data: bytes, random: Tensor, file: str) -> dict[str, Any]:
-    """In a rank of its own: the same program again, by the plan; at the end the model's state in a file."""
+def _rank(follow: Follow, data: bytes, random: Tensor, file: str) -> dict[str, Any]:
+    """One rank's process: compile the program again by its plan, train, and leave the model's state in a file."""
     from safetensors.torch import save_file
-
-    from lpcompile.compile import follow
 
     model, state, plan, how, nets, request = pack.loads(data)
     state = {name: value.clone() if isinstance(value, Tensor) else value for name, value in state.items()}

@@ -1,4 +1,4 @@
-"""What a run shows of itself: a progress line, a line of numbers every few steps, TensorBoard where installed."""
+"""Logs of a run: a progress line, a line of metrics every few steps, TensorBoard if installed."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lpcompile.runtime.engine.trainer import Trainer
-    from lpcompile.runtime.loop.loop import Watch
+    from lpcompile.runtime.loop.options import LoopOptions
 
 REFRESH = 0.5  # seconds between progress lines
 
 
 class Log:
-    """Gathers the ranks' numbers; rank 0 writes them. All ranks call `step` and `evaluated` alike."""
+    """Gathers the metrics of all ranks; rank 0 writes them. All ranks call `step` and `evaluated` alike."""
 
-    def __init__(self, trainer: Trainer, watch: Watch, total: int) -> None:
+    def __init__(self, trainer: Trainer, watch: LoopOptions, total: int) -> None:
         self.trainer, self.every, self.total = trainer, max(1, watch.log_every), total
         self.main = trainer.main
-        self.file = _Lines(Path(watch.log), trainer.steps) if watch.log and self.main else None
+        self.file = _LogFile(Path(watch.log), trainer.steps) if watch.log and self.main else None
         self.board = _tensorboard(watch.tensorboard) if watch.tensorboard and self.main else None
         self.live = self.main and sys.stderr.isatty()
         self.begin, self.first, self.shown = time.perf_counter(), trainer.steps, 0.0
@@ -53,7 +53,7 @@ class Log:
             print(f"\r\x1b[K{self.line(metrics)}", end="", file=sys.stderr, flush=True)
 
     def _known(self, metrics: dict[str, Any], done: int) -> dict[str, Any]:
-        """What all ranks know; where they may be many steps apart, what this one knows, until they meet anyway."""
+        """Metrics of all ranks. Ranks with replay buffers may be many steps apart: their own, until the last step."""
         if self.trainer.method.replay:
             if done < self.total:
                 return metrics
@@ -66,7 +66,7 @@ class Log:
         return found
 
     def line(self, metrics: dict[str, Any]) -> str:
-        """Step, rate, time left, loss and the worst violation, as far as known."""
+        """The progress line: step, rate, time left, loss and the largest violation, as far as known."""
         done, spent = self.trainer.steps, time.perf_counter() - self.begin
         rate = (done - self.first) / spent if spent > 0 else 0.0
         left = _clock((self.total - done) / rate) if rate else "?"
@@ -98,8 +98,8 @@ class Log:
                 self.board.add_scalar(name, value, self.trainer.steps)
 
 
-class _Lines:
-    """JSON lines, or CSV where the file's name says so. A resumed run goes on where its checkpoint was."""
+class _LogFile:
+    """JSON lines, or CSV if the file is named so. A resumed run keeps the lines before its checkpoint."""
 
     def __init__(self, file: Path, steps: int) -> None:
         self.path, self.csv, self.names = file, file.suffix == ".csv", list[str]()

@@ -1,26 +1,24 @@
-"""What every rank did and when, as one Chrome trace that Perfetto and chrome://tracing open."""
+"""One Chrome trace of all ranks, for Perfetto and chrome://tracing."""
 
 from __future__ import annotations
 
 import json
-import os
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
+from lpcompile.core.atomic_file import write_text
+from lpcompile.core.trace import kind_of
 from lpcompile.runtime.engine import memory
 
 if TYPE_CHECKING:
     from lpcompile.runtime.engine.trainer import Trainer
 
-WAITS = ("wait", "draw", "norm", "tied", "average")
-SENDS = ("send", "recv", "offer")
-
 
 def write(trainer: Trainer, file: Path) -> None:
-    """All ranks call it; rank 0 writes the file (to a temporary name first)."""
+    """All ranks call it; rank 0 writes the file."""
     mine = events(trainer)
     everyone: list[Any] = [mine]
     if trainer.distributed:
@@ -28,9 +26,7 @@ def write(trainer: Trainer, file: Path) -> None:
         dist.all_gather_object(everyone, mine, group=trainer.control)
     if trainer.main:
         file.parent.mkdir(parents=True, exist_ok=True)
-        part = file.with_name(f".{file.name}.{os.getpid()}")
-        part.write_text(json.dumps(merged(everyone)))
-        part.replace(file)
+        write_text(file, json.dumps(merged(everyone)))
 
 
 def events(trainer: Trainer) -> list[dict[str, Any]]:
@@ -47,10 +43,10 @@ def events(trainer: Trainer) -> list[dict[str, Any]]:
         found.append({"ph": "M", "name": "process_name", **at, "args": {"name": name}})
         found.append({"ph": "M", "name": "process_sort_index", **at, "args": {"sort_index": rank}})
         for text, _, step, begin, end in w.trace or ():
-            op = text.split(" ")[0]
-            kind = "wait" if op in WAITS else "message" if op in SENDS else "compute"
+            kind = kind_of(text)
+            category = kind if kind in ("wait", "message") else "compute"
             ts, dur = 1e6 * (begin + offset), 1e6 * (end - begin)
-            found.append({"ph": "X", "name": text, "cat": kind, **at, "ts": ts, "dur": dur, "args": {"step": step}})
+            found.append({"ph": "X", "name": text, "cat": category, **at, "ts": ts, "dur": dur, "args": {"step": step}})
         last = max((e["ts"] for e in found if "ts" in e), default=1e6 * time.time())
         sizes = memory.of(w) | ({"process": memory.process()} if trainer.distributed else {})
         amounts = {name: round(size / 2**20, 6) for name, size in sizes.items()}

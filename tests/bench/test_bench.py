@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import re
@@ -12,123 +11,20 @@ import sys
 import time
 
 import pytest
-import torch
-import torch.nn.functional as F
 
-from lpcompile.bench import gate
 from lpcompile.bench import page as bench_html
 from lpcompile.bench import table as bench_table
-from lpcompile.bench.contenders import CONTENDERS, LIMIT, PLAIN, THREADS, TORCH, micro_choices
+from lpcompile.bench.contenders import CONTENDERS, LIMIT, PLAIN, THREADS
 from lpcompile.bench.plans import Planned
-from lpcompile.bench.run import Bench, Request, Row, _check_memory, _compare, _measure, _start
-from lpcompile.bench.task import Task, logits, loss, slice_of, work
+from lpcompile.bench.request import BenchRequest
+from lpcompile.bench.results import Bench, BenchRow
+from lpcompile.bench.run import _check_memory, _start
 from lpcompile.cli.main import main
 from lpcompile.errors import UsageError
 from lpcompile.runtime.methods import METHODS
-from tests.simulate.even_plan import even_plan
-
-MACHINE = {"date": "2026-01-02", "torch": "2.15", "cores": 2}
-PARTS = {"forward", "backward", "aux", "optimizer", "transfer", "python", "wait"}
-
-
-def answer(ends, cpu=None, thread=None, spent=None, **given):
-    wall = ends[-1] - ends[0]
-    return {
-        "ends": ends,
-        "cpu": cpu or wall,
-        "thread": thread or wall,
-        "spent": spent or {},
-        "sent": 0,
-        "peak": 0,
-    } | given
-
-
-def measured(name, blocks, K=2, batch=8):
-    row = Row(name)
-    _measure(row, blocks, Request("m", K=K, batch=batch))
-    return row
-
-
-def small_bench(**rhos):
-    """Rows with these speedups; the limit is 1.9."""
-    found = Bench(Request("resnet20", contenders=tuple(rhos)), MACHINE)
-    for name, rho in {PLAIN: 1.0, LIMIT: 1.9, **rhos}.items():
-        count = 1 if name in (PLAIN, THREADS) else 2
-        ranks = [
-            {"peak": int(2**20 * 100 / rho), "idle": 0.1, "sent": 1024, "parts": dict.fromkeys(PARTS, 1.5)}
-        ] * count
-        step = [100 / rho, 90 / rho, 110 / rho]
-        found.rows.append(Row(name, step=step, steps=20, rho=rho, of_limit=rho / 1.9, rate=5.0, ranks=ranks))
-    return found
-
-
-def test_a_step_ends_when_all_ranks_are_through_with_it():
-    blocks = [
-        [answer([0.0, 1.0, 2.0]), answer([0.5, 1.2, 2.7])],
-        [answer([10.0, 11.0, 12.0]), answer([10.0, 11.5, 12.0])],
-    ]
-    row = measured("penalty", blocks)
-    assert row.step[0] == pytest.approx(1e3 * (0.7 + 1.5) / 2)  # of 0.7, 1.5, 1.5, 0.5
-    assert row.steps == 4 and row.rate == pytest.approx(8e3 / row.step[0])
-
-
-def test_trainings_of_the_limit_are_measured_on_their_own_and_count_k_times():
-    found = Bench(Request("m", K=2, batch=8), MACHINE)
-    plain = measured(PLAIN, [[answer([0.0, 1.0, 2.0])]])
-    limit = measured(LIMIT, [[answer([0.0, 1.25, 2.5]), answer([0.7, 1.95, 3.2])]])
-    twice = measured("penalty", [[answer([0.0, 0.5, 1.0])] * 2])
-    found.rows = [plain, limit, twice]
-    _compare(found)
-    assert limit.step[0] == pytest.approx(1250) and limit.rate == pytest.approx(16 / 1.25)
-    assert limit.rho == pytest.approx(1.6) and twice.rho == pytest.approx(2.0)
-    assert twice.of_limit == pytest.approx(1.25) and limit.of_limit == pytest.approx(1.0)
-
-
-def test_where_the_time_goes_adds_up_to_the_step():
-    spent = {"forward": 0.2, "backward": 0.4, "transfer": 0.01}
-    row = measured("penalty", [[answer([0.0, 0.5, 1.0], cpu=0.8, thread=0.7, spent=spent, sent=64, peak=2**20)] * 2])
-    parts = row.ranks[0]["parts"]
-    assert parts == pytest.approx({"forward": 100, "backward": 200, "python": 45, "transfer": 55, "wait": 100})
-    assert sum(parts.values()) == pytest.approx(row.step[0]) and row.ranks[1]["idle"] == pytest.approx(0.2)
-    assert row.peak == 2**20
-    alone = measured(THREADS, [[answer([0.0, 1.0], cpu=2.0, thread=0.9)]])
-    assert alone.ranks[0]["parts"] == pytest.approx({"python": 900, "transfer": 0, "wait": 100})
-
-
-def test_losses_for_what_models_give():
-    found = torch.randn(4, 5, requires_grad=True)
-    classes = torch.randint(0, 5, (4,))
-    assert torch.equal(loss(found, classes), F.cross_entropy(found, classes))
-    tokens = torch.randint(0, 5, (4, 3))
-    words = torch.randn(4, 3, 5)
-    assert torch.equal(
-        loss({"logits": words, "loss": found}, tokens), F.cross_entropy(words.flatten(0, 1), tokens.flatten())
-    )
-    assert logits((torch.arange(3), found)) is found
-    assert (
-        torch.equal(loss((found,), found.detach() + 1), torch.tensor(1.0)) or loss((found,), found.detach() + 1) > 0.99
-    )
-    with pytest.raises(UsageError, match="no tensor of numbers"):
-        logits({"ids": torch.arange(3)})
-
-
-def test_every_contender_gets_the_same_work():
-    task = Task("resnet20", 2, 4, "3x8x8")
-    one, other = work(task), work(task)
-    for (x, y, index), (x2, y2, index2) in zip(one.batches, other.batches, strict=True):
-        assert torch.equal(x, x2) and torch.equal(y, y2) and torch.equal(index, index2)
-    assert all(torch.equal(p, q) for p, q in zip(one.model.parameters(), other.model.parameters(), strict=True))
-    assert torch.cat([b[2] for b in one.batches]).tolist() == list(range(16))
-    x = one.batches[0][0]
-    assert torch.equal(torch.cat([slice_of(x, r, 2) for r in range(2)]), x)
-
-
-def test_micro_batches_are_tried_only_where_results_do_not_depend_on_them():
-    plan = dataclasses.replace(even_plan(2), batch=16, batch_free=True)
-    assert micro_choices("torch-1f1b", plan) == [2, 4, 8] == micro_choices("gpipe", plan)  # none of single samples
-    assert micro_choices("torch-1f1b", dataclasses.replace(plan, batch=2)) == [2]
-    assert micro_choices("multiplier", plan) == [] == micro_choices("ddp", plan)
-    assert micro_choices("zb", dataclasses.replace(plan, batch_free=False)) == []
+from tests.bench.small_bench import MACHINE, PARTS, small_bench
+from tests.bench.test_gate import RULES, gate_file
+from tests.distributed.deadline import started, wait_until
 
 
 @pytest.mark.parametrize(("given", "says"), [
@@ -138,7 +34,7 @@ def test_micro_batches_are_tried_only_where_results_do_not_depend_on_them():
 ])  # fmt: skip
 def test_what_cannot_be_measured_is_told_before_anything_starts(given, says):
     with pytest.raises(UsageError, match=says):
-        Request("resnet20", **given).check()
+        BenchRequest("resnet20", **given).check()
 
 
 def test_short_memory_is_told():
@@ -158,7 +54,7 @@ def test_a_bench_is_saved_and_read_again(tmp_path):
 
 def test_the_text_and_the_page_say_what_was_found():
     found = small_bench(threads=1.7, penalty=1.8, ddp=1.85)
-    found.rows.append(Row("fsdp", why="cannot: a <batch> of 3"))
+    found.rows.append(BenchRow("fsdp", why="cannot: a <batch> of 3"))
     found.rows[-2].tried = {"2": 50.0}
     found.start, found.scaling = {"launch": 1.0}, [{"K": 2, "penalty": 1.9}, {"K": 4, "penalty": 3.1}]
     text = bench_table.text(found)
@@ -170,53 +66,7 @@ def test_the_text_and_the_page_say_what_was_found():
         and page.count("<svg") == 3
         and "http" not in page.replace("http://www.w3.org", "")
     )
-    assert bench_table.text(Bench(Request("m"), MACHINE)) == "nothing has been measured"
-
-
-RULES = [
-    {"contender": "penalty", "value": "rho", "over": "limit", "least": 0.9},
-    {"contender": "penalty", "value": "rho", "over": "torch", "least": 1.3},
-    {"contender": "penalty", "value": "memory", "over": "plain", "most": 0.65},
-    {"contender": "penalty", "value": "rho", "over": "fsdp", "least": 1},
-]
-
-
-def gate_file(tmp_path, data):
-    file = tmp_path / "gate.json"
-    file.write_text(data if isinstance(data, str) else json.dumps(data))
-    return file
-
-
-def test_ratios_are_held_against_those_of_the_same_run(tmp_path):
-    rules = gate.load(gate_file(tmp_path, {"version": 1, "models": {"resnet20": RULES}}), "resnet20")
-    found = small_bench(penalty=1.8, **{"torch-1f1b": 1.5, "torch-gpipe": 1.2})
-    judged = gate.judge(found, rules)
-    assert [j.holds for j in judged] == [True, False, True, False]
-    assert (
-        judged[0].found == pytest.approx(1.8 / 1.9)
-        and judged[1].found == pytest.approx(1.2)
-        and judged[3].found is None
-    )
-    text = gate.gate_text(judged)
-    assert "rho of penalty over torch >= 1.3" in text and "2 of 4 ratios are not reached" in text
-    assert set(gate.needed(rules)) == {"penalty", "limit", "plain", "fsdp", *TORCH}
-
-
-@pytest.mark.parametrize(("data", "says"), [
-    ("{", "is no JSON"), ({"version": 2}, "expected"), ({"version": 1, "models": {"other": []}}, "has some for other"),
-    ({"version": 1, "models": {"resnet20": []}}, "an empty one"),
-    ({"version": 1, "models": {"resnet20": [{"contender": "penalty"}]}}, "rule 1 for resnet20: expected"),
-    ({"version": 1, "models": {"resnet20": [{**RULES[0], "contender": "pen"}]}}, "not both contenders"),
-    ({"version": 1, "models": {"resnet20": [{**RULES[0], "value": "x"}]}}, "not one of rho, memory"),
-    ({"version": 1, "models": {"resnet20": [{**RULES[0], "most": 1}]}}, "one number"),
-    ({"version": 1, "models": {"resnet20": [{**RULES[0], "least": True}]}}, "one number"),
-    ({"version": 1, "models": {"resnet20": [{**RULES[0], "least": float("nan")}]}}, "one number"),
-])  # fmt: skip
-def test_a_broken_gate_says_where(tmp_path, data, says):
-    with pytest.raises(UsageError, match=says):
-        gate.load(gate_file(tmp_path, data), "resnet20")
-    with pytest.raises(UsageError, match="No such file"):
-        gate.load(tmp_path / "none.json", "resnet20")
+    assert bench_table.text(Bench(BenchRequest("m"), MACHINE)) == "nothing has been measured"
 
 
 def test_bad_usage_ends_before_processes_start(tmp_path, capsys):
@@ -283,22 +133,12 @@ def test_a_contender_that_cannot_run_does_not_stop_the_others(tmp_path, capsys):
 
 def test_an_odd_batch_has_no_two_halves_for_ddp():
     with pytest.raises(UsageError, match="a batch of 5 has no 2 equal parts"):
-        _start(Row("ddp"), Request("resnet20", batch=5), Planned({}, {}, 0))
+        _start(BenchRow("ddp"), BenchRequest("resnet20", batch=5), Planned({}, {}, 0))
 
 
 def test_torchs_pipelines_cannot_run_where_ours_cannot():
     with pytest.raises(UsageError, match="too many stages"):
-        _start(Row("torch-1f1b"), Request("resnet20"), Planned({}, {"1f1b": "too many stages"}, 0))
-
-
-def test_without_plain_training_nothing_has_a_speedup_and_no_ratio_holds(tmp_path):
-    found = small_bench(penalty=1.7)
-    found.rows = [dataclasses.replace(row, rho=None, of_limit=None) for row in found.rows if row.name != PLAIN]
-    _compare(found)
-    assert all(row.rho is None for row in found.rows)
-    judged = gate.judge(found, (gate.Rule("penalty", "rho", LIMIT, least=0.1),))
-    assert not judged[0].holds and "not measured" in gate.gate_text(judged)
-    assert "| penalty" in bench_table.text(found) and "<svg" in bench_html.page(found)
+        _start(BenchRow("torch-1f1b"), BenchRequest("resnet20"), Planned({}, {"1f1b": "too many stages"}, 0))
 
 
 MODELS = """
@@ -347,22 +187,25 @@ def test_ctrl_c_keeps_what_was_measured_and_leaves_no_process(tmp_path):
     file, log = tmp_path / "b.json", tmp_path / "log"
     given = ["--quick", "--steps", "4000", "--batch", "4", "--input", "3x8x8", "--contenders", "penalty"]
     command = [sys.executable, "-m", "lpcompile", "bench", "resnet20", *given, "--json", str(file)]
-    with log.open("w") as err:
-        run = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=err, start_new_session=True)
-    while run.poll() is None and "round 3 " not in log.read_text():
-        time.sleep(0.1)
-    for _ in range(2):  # the second must not keep the first from ending all processes
-        os.kill(run.pid, signal.SIGINT)
-        time.sleep(0.05)
-    assert run.wait(60) == 130, log.read_text()
+    with log.open("w") as err, started(command, stdout=subprocess.DEVNULL, stderr=err) as run:
+        wait_until(lambda: "round 3 " in log.read_text(), 120, "the third round of the bench", run)
+        for _ in range(2):  # the second must not keep the first from ending all processes
+            os.kill(run.pid, signal.SIGINT)
+            time.sleep(0.05)
+        assert run.wait(60) == 130, log.read_text()
+        wait_until(lambda: not session_alive(run.pid), 10, "the end of all processes of the bench")
     found = Bench.from_json(json.loads(file.read_text()))
     assert 8 <= found.row("penalty").steps < 4000 and found.row("penalty").rho > 0
-    with pytest.raises(ProcessLookupError):  # its session has no member left
-        for _ in range(100):
-            os.killpg(run.pid, 0)
-            time.sleep(0.1)
+
+
+def session_alive(leader):
+    try:
+        os.killpg(leader, 0)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 def test_torchs_zero_bubble_takes_no_compiled_stages():
     with pytest.raises(UsageError, match="torch's zero-bubble schedule takes no stages that torch.compile made"):
-        _start(Row("torch-zb"), Request("resnet20", compile=True), Planned({}, {}, 0))
+        _start(BenchRow("torch-zb"), BenchRequest("resnet20", compile=True), Planned({}, {}, 0))

@@ -11,17 +11,17 @@ import sys
 
 import pytest
 
-from lpcompile.bench.run import Request as BenchRequest
+from lpcompile.bench.request import BenchRequest
 from lpcompile.cli.flags import DEFAULT_METHOD, FLAGS, Parser, option, settle, typed
 from lpcompile.cli.main import COMMANDS, build_parser, main
-from lpcompile.compare.run import Request as CompareRequest
+from lpcompile.compare.request import CompareRequest
 from lpcompile.compile import parallelize
-from lpcompile.passes.auxnet.modules import INITS
+from lpcompile.passes.auxnet.layers import INITS
 from lpcompile.passes.profile.profile import SOURCES
 from lpcompile.planning.auxnets import FORMS
 from lpcompile.runtime import methods
 from lpcompile.runtime.engine.settings import Settings
-from lpcompile.runtime.loop.loop import Watch
+from lpcompile.runtime.loop.options import LoopOptions
 from lpcompile.simulate.device_spec import BUILT_IN
 from lpcompile.sources import KINDS
 from lpcompile.training.job import Job
@@ -39,7 +39,7 @@ def help_of(name: str, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 RECORDS = {
-    "train": ((Job, Settings, Watch), set()),
+    "train": ((Job, Settings, LoopOptions), set()),
     "compare": ((CompareRequest,), {"html", "json"}),
     "bench": ((BenchRequest,), {"quick", "gate", "html", "json"}),
 }
@@ -140,15 +140,15 @@ def test_train_fills_the_job_its_settings_and_its_watch(monkeypatch):
     import torch
 
     jobs = []
-    monkeypatch.setattr("lpcompile.training.job.train", jobs.append)
+    monkeypatch.setattr("lpcompile.training.train.train", jobs.append)
     assert main(["train", "resnet20", *PARTS]) == 0
     options = {"beta": 0.5, "transfer": torch.bfloat16, "lockstep": True}
-    assert jobs == [Job("resnet20", K=3, lr=0.2, options=options, watch=Watch(save="run", keep=3))]
+    assert jobs == [Job("resnet20", K=3, lr=0.2, options=options, watch=LoopOptions(save="run", keep=3))]
 
 
 def test_bench_is_quick_as_far_as_nothing_else_is_typed(monkeypatch):
     requests = []
-    monkeypatch.setattr("lpcompile.bench.run.check_model", requests.append)
+    monkeypatch.setattr("lpcompile.bench.request.check_model", requests.append)
     monkeypatch.setattr("lpcompile.bench.run.bench", lambda found, tell: None)
     assert main(["bench", "resnet20", "--quick", "--steps", "7", "--contenders", "ddp,ddp", "--seed", "0"]) == 0
     assert requests == [BenchRequest("resnet20", contenders=("ddp",), steps=7, cost="flops")]

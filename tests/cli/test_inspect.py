@@ -14,7 +14,7 @@ import pytest
 from lpcompile import sources
 from lpcompile.cli.main import main
 from lpcompile.core.plan import Plan
-from lpcompile.draw.tables import stage_table
+from lpcompile.core.tables import stage_table
 from lpcompile.planning import print_after
 from lpcompile.simulate.outlook import outlook
 from tests.simulate.even_plan import even_plan

@@ -23,7 +23,7 @@ def nothing_is_done(monkeypatch, tmp_path):
 
     monkeypatch.setattr(sources, "load", begun)
     for place in ("simulate.calibrate.calibrate", "simulate.check.check", "simulate.paper_table.paper_rows",
-                  "training.job.train", "zoo.run.run"):  # fmt: skip
+                  "training.train.train", "zoo.run.run"):  # fmt: skip
         monkeypatch.setattr(f"lpcompile.{place}", begun)
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from lpcompile.compare.properties import NAMES, PAPER_TABLE_1, bare_plan, differences, properties
-from lpcompile.compare.run import Request, marks
+from lpcompile.compare.request import CompareRequest
+from lpcompile.compare.run import marks
 from lpcompile.core.schedule import Builder, build
 from lpcompile.runtime.methods import METHODS, ScheduleOptions
 from lpcompile.runtime.methods.bp import BP
@@ -47,7 +48,7 @@ def test_marks_of_methods(method, micro, K):
 
 @pytest.mark.parametrize("method", sorted(set(METHODS) & set(OTHERS)))
 def test_marks_of_methods_that_choose_their_micro_batches(method):
-    found = marks(Request("model", K=3), method)
+    found = marks(CompareRequest("model", K=3), method)
     assert "".join(sign for sign, _ in found.values()) == OTHERS[method]
 
 

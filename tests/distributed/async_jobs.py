@@ -12,7 +12,8 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from lpcompile.runtime.comm.transport import MAX_SENDS_IN_FLIGHT
-from lpcompile.runtime.loop.loop import Watch, run
+from lpcompile.runtime.loop.loop import run
+from lpcompile.runtime.loop.options import LoopOptions
 from tests.runtime.small import batches, compiled, norm_mlp, sgd
 
 STEPS = 30  # many more than a buffer or the wire hold
@@ -109,7 +110,7 @@ def saved_and_resumed(folder):
     g = torch.Generator().manual_seed(3)
     x, y = torch.randn(32, 6, generator=g), torch.randint(0, 3, (32,), generator=g)
     loader = DataLoader(TensorDataset(x, y), 8, shuffle=True)
-    watch = Watch(save=folder, save_every=3, resume=True, evaluate_every=1)
+    watch = LoopOptions(save=folder, save_every=3, resume=True, evaluate_every=1)
     shown = []
     for epochs in (1, 3):
         program = compiled(norm_mlp(seed=epochs), 2, x[:8], method="dgl-async")

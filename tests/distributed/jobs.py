@@ -16,7 +16,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from lpcompile.errors import TrainingError, UsageError
 from lpcompile.runtime.checkpoint import storage
 from lpcompile.runtime.comm import transport as comm
-from lpcompile.runtime.loop.loop import Watch, run
+from lpcompile.runtime.loop.loop import run
+from lpcompile.runtime.loop.options import LoopOptions
 from tests.runtime.small import any_auxnets, batches, compiled, mlp, norm_mlp, sgd
 
 METHODS = {
@@ -77,7 +78,7 @@ def straight(K, folder):
     for name, options in METHODS.items():
         torch.manual_seed(5)
         t = trainer(K, **{"method": name, **options})
-        run(t, shuffled(), 2, watch=Watch(save=f"{folder}/{name}", save_every=3, keep=9, evaluate_every=0))
+        run(t, shuffled(), 2, watch=LoopOptions(save=f"{folder}/{name}", save_every=3, keep=9, evaluate_every=0))
         found[name] = {**t.state_dict(), **auxnet_state(t)}
     return found
 
@@ -93,7 +94,7 @@ def resumed(K, folder, step):
             own.mkdir()
             (own / f"step-{step:08d}").symlink_to(source / f"step-{step:08d}")
         dist.barrier()
-        run(t, shuffled(), 2, watch=Watch(save=str(own), save_every=3, keep=9, resume=True, evaluate_every=0))
+        run(t, shuffled(), 2, watch=LoopOptions(save=str(own), save_every=3, keep=9, resume=True, evaluate_every=0))
         found[name] = {**t.state_dict(), **auxnet_state(t)}
     return found
 
@@ -159,7 +160,7 @@ def killed(where, folder, resume=False, sig=signal.SIGKILL):
     def note(metrics):
         accident.now = t.steps
 
-    run(t, shuffled(), 2, watch=Watch(save=folder, save_every=2, resume=resume, evaluate_every=0), on_step=note)
+    run(t, shuffled(), 2, watch=LoopOptions(save=folder, save_every=2, resume=resume, evaluate_every=0), on_step=note)
     return t.state_dict()
 
 
@@ -219,7 +220,7 @@ def everyone():
 
 def watched(folder):
     t = trainer(2, "penalty", trace=True)
-    return run(t, shuffled(), 2, test=shuffled(), watch=Watch(
+    return run(t, shuffled(), 2, test=shuffled(), watch=LoopOptions(
         log=f"{folder}/log.jsonl", log_every=2, trace=f"{folder}/trace.json"))  # fmt: skip
 
 

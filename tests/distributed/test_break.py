@@ -14,9 +14,9 @@ import torch
 
 from lpcompile.errors import TrainingError
 from lpcompile.runtime.checkpoint import checkpoint
-from lpcompile.runtime.launch.board import Board, Doing, Failure, first_cause
 from lpcompile.runtime.launch.launch import Interrupted, launch
 from tests.distributed import jobs
+from tests.distributed.deadline import started, wait_until
 
 ROOT = Path(__file__).parents[2]
 
@@ -72,6 +72,7 @@ SCRIPT = """
 import sys
 from lpcompile.runtime.launch.launch import launch
 from tests.distributed import jobs
+from tests.distributed.deadline import started, wait_until
 if __name__ == "__main__":
     launch(jobs.endless, (sys.argv[1],), world=2)
 """
@@ -83,24 +84,12 @@ def test_no_process_outlives_the_one_that_launched_it(sig, tmp_path):
     file = tmp_path / "script.py"
     file.write_text(SCRIPT)
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    process = subprocess.Popen([sys.executable, file, tmp_path], env=environment, cwd=ROOT, start_new_session=True,
-                               stderr=subprocess.PIPE)  # fmt: skip
-    try:
-        pids = [tmp_path / f"pid{rank}" for rank in range(2)]
-        wait_for(lambda: all(p.exists() and p.read_text() for p in pids), 60)
+    pids = [tmp_path / f"pid{rank}" for rank in range(2)]
+    with started([sys.executable, file, tmp_path], env=environment, cwd=ROOT, stderr=subprocess.PIPE) as process:
+        wait_until(lambda: all(p.exists() and p.read_text() for p in pids), 60, "both ranks have started", process)
         (os.killpg if sig == signal.SIGINT else os.kill)(process.pid, sig)
         assert process.wait(20) != 0
-        wait_for(lambda: not any(alive(int(p.read_text())) for p in pids), 10)
-    finally:
-        if process.poll() is None:
-            process.kill()
-
-
-def wait_for(condition, seconds):
-    end = time.time() + seconds
-    while not condition():
-        assert time.time() < end
-        time.sleep(0.1)
+        wait_until(lambda: not any(alive(int(p.read_text())) for p in pids), 10, "both ranks have ended")
 
 
 def alive(pid):
@@ -108,25 +97,6 @@ def alive(pid):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
-
-
-def test_the_board_is_read_as_it_was_written(tmp_path):
-    board = Board(tmp_path / "0")
-    assert str(board.read()) == "before the first step"
-    board.note(7, "wait λ1[-1]")
-    seen = Board(tmp_path / "0").read()
-    assert (seen.step, seen.text, seen.blocked, seen.watched) == (7, "wait λ1[-1]", True, False)
-    board.note(8, "forward")
-    assert Board(tmp_path / "0").read().watched
-    board.note(8, "x" * 500)
-    assert len(Board(tmp_path / "0").read().text) == 256 - 14
-
-
-def test_the_first_cause_is_not_an_echo():
-    doing = Doing(0.0, 1, "forward")
-    echo, cause = Failure(0, 1.0, "lost", doing, lost=True), Failure(1, 2.0, "failed", doing)
-    assert first_cause([echo, cause]) is cause
-    assert first_cause([echo]) is echo
 
 
 def test_ranks_have_a_core_each_and_loopback():

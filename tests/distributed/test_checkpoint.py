@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from lpcompile.errors import UsageError
-from lpcompile.runtime.checkpoint import checkpoint, plain
+from lpcompile.runtime.checkpoint import checkpoint
 from lpcompile.runtime.launch.launch import launch
 from tests.distributed import jobs
 
@@ -112,21 +112,3 @@ def test_an_index_cannot_name_other_files(saved, tmp_path):
     (copy / "index.json").write_text(json.dumps(index))
     with pytest.raises(UsageError, match="which is not one of its own"):
         checkpoint.model_state(copy)
-
-
-def test_plain_data_goes_there_and_back():
-    from collections import Counter, deque
-
-    t = torch.randn(2)
-    value = {"a": (1, 2.5, None), 3: [True, {"b": t}], "c": Counter({4: 2}), "d": deque([1]), "e": {1, 2},
-             "f": torch.bfloat16, "g": float("inf")}  # fmt: skip
-    tensors, data = plain.flat(value, "x")
-    assert list(tensors) == ["x/3/1/b"] == plain.names(data)
-    found = plain.nested(json.loads(json.dumps(data)), tensors)
-    assert torch.equal(found[3][1].pop("b"), value[3][1].pop("b"))
-    assert found == value and type(found["c"]) is Counter
-
-
-def test_what_is_no_data_is_refused():
-    with pytest.raises(UsageError, match="scheduler/f is a function, which a checkpoint cannot hold"):
-        plain.flat({"f": schedule_after}, "scheduler")

@@ -12,16 +12,19 @@ import torch
 
 import lpcompile
 from lpcompile.cli.main import main
+from lpcompile.compare import request as requests
 from lpcompile.compare import run as module
 from lpcompile.compare.page import page
 from lpcompile.compare.properties import NAMES
-from lpcompile.compare.run import VERSION, Comparison, Request, compare
+from lpcompile.compare.request import CompareRequest
+from lpcompile.compare.results import VERSION, Comparison
+from lpcompile.compare.run import compare
 from lpcompile.compare.table import text
-from lpcompile.compare.timeline import batch_of, kind_of, lanes
 from lpcompile.draw.charts import apart, ticks
 from lpcompile.errors import TrainingError, UsageError
 from lpcompile.runtime.engine.memory import Alive
 from lpcompile.runtime.launch.launch import Interrupted
+from lpcompile.runtime.methods import METHODS
 from tests.distributed.test_train import NET
 from tests.runtime.small import mlp
 
@@ -118,14 +121,14 @@ def told(monkeypatch):
             return found
 
         monkeypatch.setattr(module.launch, "launch", launch)
-        monkeypatch.setattr(module, "_check_model", lambda request: None)
+        monkeypatch.setattr(requests, "check_model", lambda request: None)
 
     return answer
 
 
 def test_rho_is_taken_against_plain_training_just_before_and_after(told):
     told([seen([9.0, 4.0]), seen([9.0, 2.0]), 0.6, seen([9.0, 3.0], (0.5, 0.6)), 0.9])
-    found = Comparison(Request("m", methods=("bp", "penalty"), epochs=2))
+    found = Comparison(CompareRequest("m", methods=("bp", "penalty"), epochs=2))
     compare(found)
     bp, penalty = found.rows
     assert bp.rho == pytest.approx([(4 + 6) / 2 / 2, 4 / 2, 6 / 2]), "the first epoch warms up and does not count"
@@ -142,8 +145,8 @@ def test_a_method_that_fails_does_not_lose_the_others(told, monkeypatch):
         if job.method == "penalty":
             raise UsageError("this model has no <head>")
 
-    monkeypatch.setattr(module.Job, "check", check)
-    found, kept = Comparison(Request("m", methods=("bp", "penalty", "multiplier"), epochs=2)), []
+    monkeypatch.setattr(requests.Job, "check", check)
+    found, kept = Comparison(CompareRequest("m", methods=("bp", "penalty", "multiplier"), epochs=2)), []
     compare(found, lambda: kept.append(len(found.rows)))
     assert kept == [0, 1, 2, 3]
     assert [bool(row.seconds) for row in found.rows] == [False, False, True]
@@ -167,7 +170,7 @@ def test_ctrl_c_keeps_what_was_found(told, tmp_path, capsys):
 def test_notes_say_what_limits_the_numbers(told):
     busy = {"idle": 0.1, "lost": 0.3, "sent": 0.0, "tensors": 1, "process": 1}
     told([seen([1.0, 1.0]), seen([1.0, 1.0], micro=4, ranks=[busy], zeroed=6), 0.1])
-    found = Comparison(Request("resnet20", K=3, methods=("penalty",), epochs=2))
+    found = Comparison(CompareRequest("resnet20", K=3, methods=("penalty",), epochs=2))
     compare(found)
     found.machine["cores"] = 2
     assert "3 ranks shared 2 cores" in text(found)
@@ -217,24 +220,6 @@ def test_a_file_of_another_version_is_refused():
         Comparison.from_json({"version": 0})
 
 
-def test_lanes_number_the_mini_batch_that_is_worked_on():
-    """Rank 0 is one step late: in step 11 it goes back through batch 10."""
-    late = [(f"backward{'' if s < 0 else ' [-1]'}", 0, 10 + s, s + 0.5, s + 1.0) for s in range(5)]
-    ahead = [("forward", 1, 10 + s, s + 0.0, s + 0.5) for s in range(5)] + [("step", 1, 13, 3.6, 9.0)]
-    assert batch_of(late[1], micro=1) == 10 and batch_of(("wait p1[-3]", 0, 10, 0, 0), micro=4) == 9
-    first, second = lanes([late, ahead], middle=12, micro=1)
-    assert [(e["batch"], e["begin"]) for e in second if e["kind"] == "forward"] == [
-        (1, 0.0),
-        (2, 1000.0),
-        (3, 2000.0),
-        (0, 3000.0),
-    ]
-    assert [e["batch"] for e in first] == [0, 1, 2, 3]
-    assert second[-1]["kind"] == "step" and second[-1]["end"] == 4000.0, "cut where the window ends"
-    assert kind_of("draw X1 from 0") == "wait" and kind_of("backward_input [+1]") == "backward"
-    assert lanes([[], []], middle=3, micro=1) == [[], []]
-
-
 def test_names_beside_lines_do_not_cover_each_other():
     found = sorted(apart([30.0, 31.0, 290.0, 295.0, 296.0]))
     assert all(b - a >= 13 for a, b in pairwise(found)) and found[-1] <= 296
@@ -263,6 +248,6 @@ def test_a_plan_without_auxnets_can_be_followed():
 
 
 def test_marks_name_all_columns_for_all_methods():
-    for method in module.METHODS:
-        assert list(module.marks(Request("m"), method)) == list(NAMES)
+    for method in METHODS:
+        assert list(module.marks(CompareRequest("m"), method)) == list(NAMES)
     assert issubclass(Interrupted, TrainingError)

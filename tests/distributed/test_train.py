@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import json
 import os
 import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,9 @@ from torch import nn
 import lpcompile
 from lpcompile.cli.main import main
 from lpcompile.runtime.checkpoint import checkpoint
-from lpcompile.training.job import Job, compiled
+from lpcompile.training.build import compile_job
+from lpcompile.training.job import Job
+from tests.distributed.deadline import started, wait_until
 from tests.runtime.ranks import free_port
 
 ROOT = Path(__file__).parents[2]
@@ -65,10 +68,10 @@ def test_train_kill_resume_export(net, tmp_path, capfd):
     assert main(["train", *common, "--save", str(whole)]) == 0
     assert "K = 2, multiplier, 30 steps of 256" in capfd.readouterr().out
     command = [sys.executable, "-m", "lpcompile", "train", *common, "--save", str(broken), "--log", f"{broken}.jsonl"]
-    process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
-    victim = rank_process(process.pid, broken)
-    os.kill(victim, signal.SIGKILL)
-    _, error = process.communicate(timeout=60)
+    with started(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
+        wait_until(lambda: list(broken.glob("step-*")), 90, "the first checkpoint", process)
+        os.kill(ranks(process.pid)[-1], signal.SIGKILL)
+        _, error = process.communicate(timeout=60)
     assert process.returncode == 1
     assert re.search(r"lpcompile: training stopped: rank 1 \(stage 1\) was killed by SIGKILL \(step \d+, ", error)
     assert main(["train", *common, "--save", str(broken), "--resume"]) == 0
@@ -84,16 +87,6 @@ def test_train_kill_resume_export(net, tmp_path, capfd):
 
 def build(net) -> nn.Module:
     return lpcompile.sources.load(net, input_shape="1x8x8").model
-
-
-def rank_process(launcher, folder):
-    """Rank 1's process, once there is a checkpoint."""
-    end = time.time() + 90
-    while time.time() < end:
-        if list(folder.glob("step-*")):
-            return ranks(launcher)[-1]
-        time.sleep(0.02)
-    raise AssertionError("no checkpoint in time")
 
 
 def ranks(launcher):
@@ -115,16 +108,16 @@ def test_two_torchrun_nodes_train_as_the_command_does(net, tmp_path):
     """Two hosts, as far as torchrun knows, on loopback; an elastic launcher each."""
     port = free_port()
     common = arguments(net, "--input", "1x8x8", "--epochs", "1")
-    nodes = [
-        subprocess.Popen(
+    commands = [
             [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--node-rank", str(node),
              "--nproc-per-node", "1", "--master-addr", "127.0.0.1", "--master-port", str(port),
-             "-m", "lpcompile", "train", *common, "--save", str(tmp_path / "nodes")],
-            cwd=ROOT, stderr=subprocess.PIPE, text=True,
-        )
+             "-m", "lpcompile", "train", *common, "--save", str(tmp_path / "nodes")]
         for node in range(2)
     ]  # fmt: skip
-    errors = [node.communicate(timeout=120)[1] for node in nodes]
+    with contextlib.ExitStack() as stack:
+        start = functools.partial(started, cwd=ROOT, stderr=subprocess.PIPE, text=True)
+        nodes = [stack.enter_context(start(command)) for command in commands]
+        errors = [node.communicate(timeout=120)[1] for node in nodes]
     assert [node.returncode for node in nodes] == [0, 0], errors
     assert main(["train", *common, "--save", str(tmp_path / "alone")]) == 0
     states = [checkpoint.model_state(tmp_path / name) for name in ("nodes", "alone")]
@@ -137,17 +130,15 @@ def test_an_elastic_restart_goes_on_from_the_last_checkpoint(net, tmp_path):
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     common = arguments(net, "--input", "1x8x8", "--save-every", "3", "--keep", "9", "--epochs", "8")
     assert main(["train", *common, "--save", str(whole)]) == 0
-    process = subprocess.Popen(
-        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--max-restarts", "1",
-         "--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{free_port()}",
-         "-m", "lpcompile", "train", *common, "--save", str(broken)],
-        cwd=ROOT, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    while not list(broken.glob("step-*")):
-        assert process.poll() is None
-        time.sleep(0.02)
-    os.kill(children(process.pid)[-1], signal.SIGKILL)
-    _, error = process.communicate(timeout=120)
+    command = [
+        sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--max-restarts", "1",
+        "--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{free_port()}",
+        "-m", "lpcompile", "train", *common, "--save", str(broken),
+    ]  # fmt: skip
+    with started(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
+        wait_until(lambda: list(broken.glob("step-*")), 90, "the first checkpoint", process)
+        os.kill(children(process.pid)[-1], signal.SIGKILL)
+        _, error = process.communicate(timeout=120)
     assert process.returncode == 0 and "going on from" in error, error
     states = [checkpoint.model_state(folder) for folder in (whole, broken)]
     assert all(torch.equal(states[0][n], states[1][n]) for n in states[0])
@@ -188,7 +179,7 @@ def test_what_cannot_be_is_said_in_one_line(words, code, text, capsys):
 
 def test_too_many_stages_and_too_few_classes(net, capsys):
     with pytest.raises(lpcompile.PlanError, match="K = 40 stages are too many: the model can be cut into at most"):
-        compiled(Job(net, K=40, cost="flops"), build(net), torch.randn(4, 1, 8, 8), None)
+        compile_job(Job(net, K=40, cost="flops"), build(net), torch.randn(4, 1, 8, 8), None)
     assert main(["train", *arguments(net.replace("build", "two"), "--input", "1x8x8", "-K", "1")]) == 2
     assert "gives [2, 2] and digits has 10 classes" in capsys.readouterr().err
 

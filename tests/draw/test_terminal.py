@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from lpcompile.cli.main import main
-from lpcompile.draw.tables import table
+from lpcompile.core.tables import table
 from lpcompile.draw.terminal import Look, look_of, styled
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -18,10 +18,9 @@ from lpcompile import sources
 from lpcompile.cli.main import main
 from lpcompile.compile import parallelize
 from lpcompile.core.plan import Plan
-from lpcompile.draw import png as figure_png
-from lpcompile.draw.figure import DARK, LIGHT, STYLES, Figure, Group, Line, Rect, Text, css, look, svg, svg_file
+from lpcompile.core.tables import stage_table
+from lpcompile.draw.figure import svg_file
 from lpcompile.draw.png import png
-from lpcompile.draw.tables import stage_table
 from lpcompile.report.data import Sweep, report_data
 from lpcompile.report.page import figures, page, panels
 from lpcompile.report.played import lanes, sweep, with_outlook
@@ -93,7 +92,7 @@ def test_the_page_shows_graph_load_memory_timelines_sweep_tables_and_source(data
     words = [word for _, word in shown.texts]
     for wanted in ("limit 1.0 GiB", "AuxNet 0", "λ1", "X2", "rank 2", "planned", "simulated", "limit", "Stages",
                    "Boundaries", "AuxNets", "Units", "K = 3 is <fine>", "resnet20 in 3 stages", "Ranks, simulated",
-                   "Boundaries against their neighbours", "Other K"):  # fmt: skip
+                   "Critical path", "Boundaries against their neighbours", "Other K"):  # fmt: skip
         assert wanted in words, wanted
     for row in stage_table(plan).rows:
         assert all(str(value) in words for value in row)
@@ -194,27 +193,3 @@ def test_figures_are_files_that_any_viewer_shows(data, tmp_path, capsys):
     assert sorted(f.name for f in (tmp_path / "made").iterdir()) == [
         f"{name}.{kind}" for name in ("graph", "load", "memory", "sweep", "timeline") for kind in ("png", "svg")
     ]
-
-
-def test_a_role_looks_the_same_as_class_and_as_attribute():
-    figure = Figure("f", 60, 20, (Group((Rect(0, 0, 40, 20, "unit", "<t>"), Text(5, 5, "<a&b>", "label")), 120),
-                                  Line(((45.0, 0.0), (45.0, 20.0)), "limit")))  # fmt: skip
-    assert '<g style="--hue:120"><rect class="unit" ' in svg(figure) and "&lt;a&amp;b&gt;" in svg(figure)
-    green = look("unit", 120)["fill"]
-    assert f'fill="{green}"' in svg_file(figure)
-    image = Image.open(BytesIO(png(figure)))
-    assert "#{:02x}{:02x}{:02x}".format(*image.getpixel((60, 30))) == green
-    column = [image.getpixel((90, y)) == (201, 55, 44) for y in range(40)]
-    assert any(column) and not all(column), "dashed"
-    used = {value for style in STYLES.values() for value in style.values()}
-    assert set(LIGHT) == set(DARK) and all(f"--{name}:" in css() for name in used & set(LIGHT))
-
-
-def test_without_a_font_that_has_greek_letters_are_words(data, monkeypatch):
-    monkeypatch.setattr(figure_png, "FONTS", ())
-    figure_png._font.cache_clear()
-    try:
-        assert Image.open(BytesIO(png(figures(data)[0]))).width > 500
-        assert "λ1 → ρ".translate(figure_png.WORDS) == "lambda1 -> rho"
-    finally:
-        figure_png._font.cache_clear()

@@ -27,6 +27,8 @@ rank    busy ms    idle    sends a step    load
 1       12         20 %    976.6 KiB       ██████████
 
 step 15 ms against 24 ms on one device: ρ = 1.60
+critical path: rank 0's backward (53 %), rank 1's forward (27 %), its backward (13 %), rank 0's forward (7 %); \
+shorter with more micro-batches
 
 boundary    after    step if one unit earlier          step if one unit later
 ----------  -------  --------------------------------  --------------------------------
@@ -97,6 +99,8 @@ def test_all_methods_are_compared_and_exact_ones_are_marked():
 
 SCHEMA = {
     "version": int, "advice": str,
+    "critical_path": {"ms": float, "steps": int, "remedy": str,
+                      "parts": [{"rank": int, "peer": int, "what": str, "ms": float, "share": float}]},
     "simulation": {"method": str, "K": int, "replicas": int, "micro": int, "device": str, "step": float,
                    "serial": float, "idle": list, "busy": list, "sent": list, "averaged": float, "played": int,
                    "unknown": list, "rho": float},

@@ -9,7 +9,11 @@ from typing import Any
 import torch
 from torch import nn
 
+import lpcompile
 from lpcompile import models
+from lpcompile.passes.auxnet.derive import aux_io
+from lpcompile.passes.split.split import stage_io
+from lpcompile.program import Program
 
 Call = dict[str, Any]
 
@@ -126,3 +130,26 @@ FAMILIES: dict[str, tuple[Callable[[], nn.Module], Call]] = {
     "torch.nn, norm after": (partial(encoder, False), tokens()),
     "torch.nn, norm first": (partial(encoder, True), tokens()),
 }
+
+
+def compiled(name: str, K: int = 2, **options: Any) -> Program:
+    torch.manual_seed(0)
+    build, call = FAMILIES[name]
+    return lpcompile.parallelize(build(), K, **call, cost="flops", gate=False, **options)
+
+
+def boundaries(program: Program, tensors: list[torch.Tensor]) -> list[tuple[list[torch.Tensor], list[torch.Tensor]]]:
+    """(λ, X) at every boundary in training mode."""
+    program.train()
+    pairs, lam = [], list[torch.Tensor]()
+    with torch.no_grad():
+        for stage, aux in zip(program.stages, program.auxnets, strict=False):
+            io, own = stage_io(stage), aux_io(aux)
+            x = _several(stage(*lam, *(tensors[i] for i in io.inputs)))[: len(io.boundary)]
+            lam = _several(aux(*(lam if own.lams else ()), *(tensors[i] for i in own.inputs)))
+            pairs.append((lam, x))
+    return pairs
+
+
+def _several(result: Any) -> list[torch.Tensor]:
+    return list(result) if isinstance(result, tuple) else [result]

@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations, weight_norm
 
 import lpcompile
+from lpcompile import models
+from lpcompile.errors import UsageError
 from lpcompile.passes.graph.residual import residuals
 from lpcompile.passes.split.split import stage_io
 
@@ -241,3 +243,19 @@ def test_recursive_auxnets_of_stages_that_share_a_layer(form: str) -> None:
     x = torch.randn(5, 4)
     program = lpcompile.parallelize(Shared(), 3, example_inputs=x, cost="flops", gate=False, aux=form, aux_budget=0.3)
     assert [aux(x).shape for aux in program.auxnets] == [(5, D), (5, D)]
+
+
+@pytest.mark.parametrize("signs", ["statistics", "scale", "gradient"])
+def test_a_trained_model_is_refused_for_a_consistent_start(signs: str) -> None:
+    torch.manual_seed(0)
+    model = models.resnet20()
+    if signs == "statistics":
+        model(torch.randn(2, 3, 32, 32))
+    elif signs == "scale":
+        nn.init.uniform_(model.bn1.weight)
+    else:
+        model.conv1.weight.grad = torch.zeros_like(model.conv1.weight)
+    before = {name: t.clone() for name, t in model.state_dict().items()}
+    with pytest.raises(UsageError, match=r"was trained: .* aux_init='copy'"):
+        lpcompile.parallelize(model, 2, example_inputs=torch.randn(2, 3, 32, 32), cost="flops", init="consistent")
+    assert all(torch.equal(before[n], t) for n, t in model.state_dict().items())

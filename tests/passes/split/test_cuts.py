@@ -7,7 +7,10 @@ import torch
 from torch import nn
 
 import lpcompile
+from lpcompile import models
 from lpcompile.errors import UsageError
+from lpcompile.passes.graph.dataflow import dataflow
+from lpcompile.passes.graph.liveness import liveness
 
 
 class Residual(nn.Module):
@@ -130,3 +133,41 @@ def test_inputs_changed_in_place_rule_out_cuts_while_they_are_used():
             return self.b(h) + x
 
     assert "changed in place" in reasons(Mutates(), torch.randn(2, 4))["setitem"]
+
+
+class Dense(nn.Module):
+    """Every layer takes all before it, up to a transition."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(4 * (i + 1), 4) for i in range(4))
+        self.middle, self.side, self.end = nn.Linear(20, 20), nn.Linear(20, 6), nn.Linear(6, 3)
+
+    def forward(self, x):
+        found = [x]
+        for layer in self.layers:
+            found.append(layer(torch.cat(found, -1)).relu())
+        x = self.middle(torch.cat(found, -1))
+        return self.end(self.side(x).tanh() * self.side(x.relu()))
+
+
+@pytest.mark.parametrize("make, x", [
+    (models.resnet20, torch.zeros(2, 3, 16, 16)), (Dense, torch.zeros(2, 4)),
+    (lambda: nn.Sequential(nn.Linear(4, 4), Residual(), nn.ReLU(), Residual()), torch.zeros(2, 4)),
+])  # fmt: skip
+def test_one_tensor_is_live_exactly_after_the_values_that_all_paths_pass(make, x):
+    """The scan in program order finds what networkx finds as dominators of the output."""
+    import networkx
+
+    model = make()
+    graph = lpcompile.capture(model, x)._lp_graphs[True]
+    live = liveness(graph, model)
+    alone = {values[0] for values in live.live if len(values) == 1}
+    steps = [node for node in live.steps if not live.is_cheap(node)]
+    start, end = steps[0], steps[-1]
+    dominator = networkx.immediate_dominators(dataflow(graph).subgraph(steps), start)
+    on_all_paths = {start}
+    while (node := dominator[end]) is not start:
+        on_all_paths.add(node)
+        end = node
+    assert len(alone) > 2 and alone == on_all_paths

@@ -1,8 +1,8 @@
-"""Nested values as plain JSON: how a program is called and what it returns, stored as data.
+"""Nested values as plain JSON: the arguments and results of a program, stored as data.
 
->>> decode(encode({"logits": tensor, "past": None}))
+>>> decode(encode({"logits": tensor, "past": None}, "the output"))
 
-Tensors keep only their place. Classes are named by module and qualified name, checked when written and imported when
+Tensors keep only their position. Classes are named by module and qualified name, checked when written and imported when
 read; nothing is ever unpickled.
 """
 
@@ -22,12 +22,12 @@ from lpcompile.errors import EmitError
 from lpcompile.passes.codegen.values import Unprintable, location
 from lpcompile.passes.graph.tree import NAMED_TUPLE, Tree, _fields, _is_namedtuple, flatten
 
-OPAQUE = "opaque"  # an argument's default that is no data: it never equals what a caller passes
+OPAQUE = "opaque"  # a default that is no data: it equals nothing that a caller passes
 _TORCH = (torch.dtype, torch.layout, torch.memory_format)
 
 
 def tree_to_json(tree: Tree, what: str) -> Any:
-    """The structure that a tree rebuilds."""
+    """The structure of a tree, with placeholders for its tensors."""
     return encode(tree.unflatten([torch.empty(0) for _ in range(tree.count)]), what)
 
 
@@ -36,7 +36,7 @@ def tree_from_json(data: Any) -> Tree:
 
 
 def encode(value: Any, what: str) -> Any:
-    """`value` as JSON; `what` names it in the error where that cannot be."""
+    """`value` as JSON; `what` names it in the error message."""
     if value is None or type(value) in (bool, int, str):
         return value
     if type(value) is float:
@@ -96,7 +96,7 @@ def _named(value: Any, what: str) -> list[str]:
 
 
 def _import(name: Any, base: Any = object) -> Any:
-    """What a name stands for; with `base`, a class below it: nothing else may be called with data from a file."""
+    """Import an object by name. With `base` it must be a subclass: nothing else may be called with data from a file."""
     module, path = name
     try:
         found = importlib.import_module(module)
@@ -129,7 +129,7 @@ _DECODERS: dict[str, Callable[[dict[str, Any]], Any]] = {
 
 
 def decode(data: Any) -> Any:
-    """The value that `encode` wrote, with empty tensors in the places of tensors."""
+    """The value that `encode` wrote, with empty tensors in place of its tensors."""
     if not isinstance(data, dict):
         return data
     if "node" in data:

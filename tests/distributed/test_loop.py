@@ -10,7 +10,8 @@ import pytest
 
 from lpcompile.runtime.launch.launch import launch
 from lpcompile.runtime.loop import log as logs
-from lpcompile.runtime.loop.loop import Watch, run
+from lpcompile.runtime.loop.loop import run
+from lpcompile.runtime.loop.options import LoopOptions
 from tests.distributed import jobs
 
 
@@ -60,14 +61,15 @@ def test_the_trace_has_each_ranks_memory(folder):
 
 def test_csv_and_a_resumed_log(tmp_path):
     file = tmp_path / "log.csv"
-    watch = Watch(log=str(file), log_every=1, save=str(tmp_path / "saved"), save_every=3, keep=9, evaluate_every=0)
+    folder = str(tmp_path / "saved")
+    watch = LoopOptions(log=str(file), log_every=1, save=folder, save_every=3, keep=9, evaluate_every=0)
     run(jobs.trainer(2, "penalty"), jobs.shuffled(), 1, watch=watch)
     rows = list(csv.DictReader(file.open()))
     assert [int(r["step"]) for r in rows] == [0, 1, 2, 3, 4] and float(rows[0]["loss"]) > 0
     assert rows[0]["train accuracy"] == "" and float(rows[4]["train accuracy"]) > 0  # the model's own, after an epoch
     whole = file.read_text()
     (tmp_path / "saved" / "step-00000004").rename(tmp_path / "gone")
-    again = Watch(**{**vars(watch), "resume": True})
+    again = LoopOptions(**{**vars(watch), "resume": True})
     run(jobs.trainer(2, "penalty"), jobs.shuffled(), 1, watch=again)
     assert [r["step"] for r in csv.DictReader(file.open())] == ["0", "1", "2", "3", "4"]
     assert file.read_text().splitlines()[:4] == whole.splitlines()[:4]
@@ -75,7 +77,7 @@ def test_csv_and_a_resumed_log(tmp_path):
 
 def test_progress_on_a_terminal(monkeypatch, capsys):
     monkeypatch.setattr(logs.sys.stderr, "isatty", lambda: True)
-    run(jobs.trainer(2, "penalty"), jobs.shuffled(), 1, watch=Watch(log_every=1))
+    run(jobs.trainer(2, "penalty"), jobs.shuffled(), 1, watch=LoopOptions(log_every=1))
     shown = capsys.readouterr().err
     assert "step 4/4" in shown and "/s, 0:00 left, loss " in shown and "violation " in shown
 
@@ -89,10 +91,5 @@ def test_tensorboard_is_optional(monkeypatch, tmp_path, capsys):
     import sys
 
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    run(jobs.trainer(2, "penalty"), jobs.shuffled(), 1, watch=Watch(tensorboard=str(tmp_path)))
+    run(jobs.trainer(2, "penalty"), jobs.shuffled(), 1, watch=LoopOptions(tensorboard=str(tmp_path)))
     assert "TensorBoard is not installed" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(("seconds", "text"), [(3.2, "0:03"), (75, "1:15"), (3725, "1:02:05")])
-def test_clock(seconds, text):
-    assert logs._clock(seconds) == text

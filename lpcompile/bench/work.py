@@ -1,11 +1,11 @@
-"""What every contender of a bench gets: the same model, samples, targets, loss and optimizer.
+"""The work of every contender of a bench: the same model, samples, targets, loss and optimizer.
 
-Batches are made once and stay in memory, so that a step is a step: loading is nobody's work here.
+Batches are made once and stay in memory, so that loading is no part of a step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,18 +16,18 @@ from torch.utils import _pytree as pytree
 
 from lpcompile import sources
 from lpcompile.errors import UsageError
-from lpcompile.training.job import Job, _optimizer
+from lpcompile.training.recipe import OptimizerFactory, optimizer_factory
 
-BATCHES = 4  # that are trained on in turn
+DISTINCT_BATCHES = 4  # trained on in turn
 LR = 1e-3  # the speed of a step does not depend on it, unless numbers overflow
 
 
 @dataclass(frozen=True)
-class Task:
-    """What is trained, as plain data that every process is given. `cores` are those that the bench may use.
+class WorkSpec:
+    """The work as plain data, given to every process. `cores` are those that the bench may use.
 
-    channels_last, compile: the same for all contenders. transfer: "bf16", for what our ranks and DDP's send. aux_dtype:
-    "bf16", for our AuxNets; init: how they start, as in `train`, which decides how small they can be.
+    channels_last, compile: the same for all contenders. transfer: "bf16" for messages of our ranks and of
+    DDP. aux_dtype: "bf16" for our AuxNets; init: how they start, as in `train`, which decides how small they can be.
     """
 
     model: str
@@ -47,38 +47,37 @@ class Task:
 
 @dataclass(frozen=True)
 class Work:
-    """The task as objects: a model with what it is trained on. Batches are (inputs, target, sample numbers)."""
+    """The work as objects: a model, its data and its optimizer. Batches are (inputs, target, sample numbers)."""
 
     model: nn.Module
     batches: list[tuple[Any, Any, Tensor]]
-    optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer]
+    optimizer: OptimizerFactory
 
     def forever(self) -> Iterator[tuple[Any, Any, Tensor]]:
         while True:
             yield from self.batches
 
 
-def work(task: Task) -> Work:
+def work(spec: WorkSpec) -> Work:
     """The same on every rank: all that is random comes from the seed."""
-    torch.manual_seed(task.seed)
+    torch.manual_seed(spec.seed)
     source = sources.load(
-        task.model, batch=task.batch, input_shape=task.input, seed=task.seed, channels_last=task.channels_last
+        spec.model, batch=spec.batch, input_shape=spec.input, seed=spec.seed, channels_last=spec.channels_last
     )
     if source.example_args and source.example_kwargs:
-        raise UsageError(f"{task.model} takes positional and keyword inputs; bench knows models with one kind of them")
+        raise UsageError(f"{spec.model} takes positional and keyword inputs; bench knows models with one kind of them")
     first = source.example_kwargs or source.example_args
     first = first[0] if isinstance(first, tuple) and len(first) == 1 else first
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         like = logits(call(source.model.eval(), first))
     source.model.train()
-    g = torch.Generator().manual_seed(task.seed)
+    g = torch.Generator().manual_seed(spec.seed)
     batches = []
-    for i in range(BATCHES):
+    for i in range(DISTINCT_BATCHES):
         x = first if i == 0 else pytree.tree_map(lambda t: _other(t, g), first)
-        index = torch.arange(i * task.batch, (i + 1) * task.batch)
-        batches.append(pytree.tree_map(lambda t: t.to(task.device), (x, _target(like, g), index)))
-    job = Job(task.model, lr=LR, optimizer=task.optimizer)
-    return Work(source.model.to(task.device), batches, _optimizer(job))
+        index = torch.arange(i * spec.batch, (i + 1) * spec.batch)
+        batches.append(pytree.tree_map(lambda t: t.to(spec.device), (x, _target(like, g), index)))
+    return Work(source.model.to(spec.device), batches, optimizer_factory(spec.optimizer, LR))
 
 
 def _other(tensor: Any, g: torch.Generator) -> Any:
@@ -99,7 +98,7 @@ def _target(like: Tensor, g: torch.Generator) -> Tensor:
 
 
 def logits(found: Any) -> Tensor:
-    """What a loss is taken of: the output, `logits` of several, or the first tensor of numbers among them."""
+    """The tensor for the loss: the output itself, its `logits`, or its first floating-point tensor."""
     if isinstance(found, Tensor):
         return found
     named = found.get("logits") if hasattr(found, "get") else None

@@ -1,4 +1,4 @@
-"""The layers of an AuxNet: copies of the stage's, or the stage's own with norm statistics of their own."""
+"""The layers of an AuxNet: copies of the stage's, or, for tied AuxNets, the stage's parameters with own buffers."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ from torch import fx, nn
 from torch.nn.modules.dropout import _DropoutNd
 
 from lpcompile.passes.graph.module import submodule
+from lpcompile.passes.split.split import registered
 
 INITS = ("fresh", "copy", "consistent")
 
 
-def layers(
+def aux_layers(
     stage: nn.Module, graph: fx.Graph, *, tied: bool = False, given: Mapping[str, nn.Module] | None = None
 ) -> dict[str, Any]:
-    """For each target of the graph its own module, parameter or buffer. Whatever the stage uses twice stays one.
+    """A copy of the module, parameter or buffer of each target in the graph. Aliases in the stage stay aliases.
 
-    With `tied` the parameters are the stage's and only buffers are copied. `given` are layers the stage does not have.
+    With `tied`, parameters are the stage's and only buffers are copied. `given` are layers the stage does not have.
     """
     memo: dict[int, Any] = {}
     if tied:
@@ -29,19 +30,22 @@ def layers(
     for node in graph.nodes:
         target = str(node.target)
         if node.op == "call_module" and target not in found:
-            found[target] = _without_chance(detached_copy(submodule(stage, target), memo))
+            found[target] = _without_dropout(detached_copy(submodule(stage, target), memo))
         elif node.op == "get_attr" and target not in found:
-            found[target] = copy.deepcopy(_attribute(stage, target), memo)
+            value = registered(stage, target)
+            if value is None:
+                raise AttributeError(target)
+            found[target] = copy.deepcopy(value, memo)
     if not tied:
         for value in found.values():
             for parameter in parameters_of(value):
                 if parameter.is_floating_point():
-                    parameter.requires_grad_(True)  # frozen in the model, perhaps, but an AuxNet must learn
+                    parameter.requires_grad_(True)  # even if frozen in the model: an AuxNet must learn
     return found
 
 
 def detached_copy(layer: nn.Module, memo: dict[int, Any] | None = None) -> nn.Module:
-    """A deep copy. Tensors that a layer computed and kept (weight norm's weight) are copied without their history."""
+    """A deep copy. Tensors that a layer computed and keeps (weight norm's weight) are detached first."""
     memo = {} if memo is None else memo
     for module in layer.modules():
         for value in vars(module).values():
@@ -56,18 +60,8 @@ def parameters_of(value: Any) -> Iterable[nn.Parameter]:
     return [value] if isinstance(value, nn.Parameter) else []
 
 
-def _attribute(stage: nn.Module, target: str) -> Any:
-    value: Any = stage
-    for part in target.split("."):
-        registries = (value._modules, value._parameters, value._buffers) if isinstance(value, nn.Module) else ()
-        value = next((r[part] for r in registries if part in r), None) if registries else None
-        if value is None:
-            raise AttributeError(target)
-    return value
-
-
-def _without_chance(layer: nn.Module) -> nn.Module:
-    """No dropout inside, nothing in place, none of the user's hooks."""
+def _without_dropout(layer: nn.Module) -> nn.Module:
+    """Disable dropout and in-place writes, and remove the user's hooks."""
     for module in layer.modules():
         if isinstance(module, _DropoutNd):
             module.p = 0.0
@@ -81,9 +75,9 @@ def _without_chance(layer: nn.Module) -> nn.Module:
 
 
 def refresh(values: Iterable[Any]) -> None:
-    """Fresh initial weights, drawn by each module's own `reset_parameters`.
+    """Draw new initial weights with each module's own `reset_parameters`.
 
-    Where a module has none, its matrices are drawn anew with the spread they have; scales and offsets stay.
+    Modules without it get matrices from a normal distribution of the same standard deviation; vectors stay.
     """
     for value in values:
         for module in value.modules() if isinstance(value, nn.Module) else ():
@@ -98,9 +92,9 @@ def refresh(values: Iterable[Any]) -> None:
 
 
 def take_weights(aux: nn.Module, stage: nn.Module, split: Collection[str] = ()) -> None:
-    """Give the AuxNet the stage's weights and statistics as they are now; thinned layers get their first channels.
+    """Copy the stage's current parameters and buffers to the AuxNet; thinned layers get the first channels.
 
-    Layers that were `split` in two have theirs already, as near as two thin ones come.
+    Layers that were `split` in two keep theirs: they were approximated from the stage's when they were made.
     """
     theirs = dict(stage.named_parameters(remove_duplicate=False)) | dict(stage.named_buffers(remove_duplicate=False))
     with torch.no_grad():

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from lpcompile.draw.tables import Table, size, table
+from lpcompile.core.tables import Column, Table, bar, percent, size, table_of
 from lpcompile.simulate.step import Simulation
 
 
 def simulation_text(found: Simulation) -> str:
-    """A few lines: the step, what each rank does with it, what is sent."""
+    """The simulated step in a few lines: each rank's load, the speedup, notes."""
     replicas = f" x {found.replicas} replicas" if found.replicas > 1 else ""
     micro = f", {found.micro} micro-batches a step" if found.micro > 1 else ""
     lines = [
@@ -27,23 +27,18 @@ def simulation_text(found: Simulation) -> str:
 
 
 def rank_table(found: Simulation) -> Table:
-    rows = [
-        [r, f"{busy:.3g}", percent(idle), size(sent), bar(busy / found.step if found.step else 0)]
-        for r, (busy, idle, sent) in enumerate(zip(found.busy, found.idle, found.sent, strict=True))
+    columns: list[Column[int]] = [
+        Column("rank", lambda r: r),
+        Column("busy ms", lambda r: found.busy[r], "{:.3g}".format),
+        Column("idle", lambda r: found.idle[r], percent),
+        Column("sends a step", lambda r: found.sent[r], size),
+        Column("load", lambda r: found.busy[r] / found.step if found.step else 0.0, bar),
     ]
-    return table(rows, ["rank", "busy ms", "idle", "sends a step", "load"])
-
-
-def percent(share: float) -> str:
-    return f"{100 * share:.0f} %"
-
-
-def bar(share: float, width: int = 12) -> str:
-    return "█" * max(1, round(width * min(1.0, share)))
+    return table_of(range(found.K), columns)
 
 
 def chrome_trace(found: Simulation) -> dict[str, Any]:
-    """The last steps for Perfetto and chrome://tracing, as the trainer writes real ones: one process a rank."""
+    """The last steps for Perfetto and chrome://tracing, in the format of the trainer's traces: one process per rank."""
     first = min((e.begin for e in found.events), default=0.0)
     events: list[dict[str, Any]] = []
     for rank in range(found.K):

@@ -1,0 +1,85 @@
+"""From a job to the program of its model and to a trainer on it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from lpcompile import sources
+from lpcompile.compile import parallelize
+from lpcompile.core.plan import Plan
+from lpcompile.errors import UsageError
+from lpcompile.models import REGISTRY
+from lpcompile.passes.auxnet.zeroing import trained
+from lpcompile.program import Program
+from lpcompile.runtime.checkpoint import checkpoint
+from lpcompile.runtime.engine.trainer import Trainer
+from lpcompile.training.job import Job
+
+DIGITS_SIZE = 16  # pixels of the enlarged digits, for models that take any size
+
+
+def image_shape(source: sources.Source, job: Job) -> tuple[int, int]:
+    """Channels and pixels of the images that the model takes."""
+    shapes = [tuple(t.shape) for t in source.example_args if isinstance(t, torch.Tensor)]
+    if len(shapes) != 1 or len(shapes[0]) != 4:
+        raise UsageError(f"train is for models of one image, and {job.model} takes {shapes}; use program.fit for it")
+    channels, size = shapes[0][1], shapes[0][2]
+    any_size = job.model in REGISTRY and size == 32  # the ResNets, which end with a mean over all positions
+    return channels, job.size or (DIGITS_SIZE if job.data == "digits" and any_size else size)
+
+
+def check_classes(program: Program, x: torch.Tensor, classes: int, job: Job) -> None:
+    """Refuse a model whose output cannot tell the classes of the data apart."""
+    with torch.no_grad():
+        program.module.eval()
+        given = program.module(x[:2])
+        program.module.train()
+    if not isinstance(given, torch.Tensor) or given.dim() != 2 or given.shape[1] < classes:
+        shape = list(given.shape) if isinstance(given, torch.Tensor) else type(given).__name__
+        raise UsageError(
+            f"{job.model} gives {shape} and {job.data} has {classes} classes; the model must tell them apart"
+        )
+
+
+def compile_job(job: Job, model: nn.Module, x: torch.Tensor, before: Path | None) -> Program:
+    """The program of a job. Rank 0 makes the plan, unless `before`, a checkpoint of as many stages, has one."""
+    init = job.init or first_weights(job.model, model)
+    plan = Plan.load(job.plan) if job.plan else None
+    if before is not None:
+        saved = checkpoint.describe(before)
+        if saved["K"] == job.K:
+            plan = plan or Plan.from_json(saved["plan"])
+        else:  # other stages: AuxNets start as copies of the saved model
+            checkpoint.check_model(model, before)
+            model.load_state_dict(checkpoint.model_state(before), strict=True)
+            init = "copy"
+    given: dict[str, Any] = {
+        "example_inputs": x, "cost": job.cost, "method": job.method, "aux_budget": job.aux_budget,
+        "aux": job.aux or "derived", "aux_init": init, "threads": 1,
+        "aux_dtype": torch.bfloat16 if job.aux_dtype else None,
+    }  # fmt: skip
+    return parallelize(model, job.K, plan=plan, **given)
+
+
+def first_weights(spec: str, model: nn.Module) -> str:
+    """How AuxNets start by default: consistently if the model is known to be fresh, else as copies.
+
+    A consistent start sets branches of the model to zero, which must not happen to a user's trained weights.
+    """
+    return "consistent" if sources.kind_of(spec).fresh and trained(model) is None else "copy"
+
+
+def make_trainer(job: Job, program: Program, total: int, **options: Any) -> Trainer:
+    """A trainer for `total` steps of the job; `options` go to `program.trainer`."""
+    return program.trainer(
+        F.cross_entropy,
+        optimizer=job.optimizer_factory(),
+        scheduler=job.scheduler_factory(total),
+        method=job.method,
+        **{"total_steps": total, **options, **job.options},
+    )

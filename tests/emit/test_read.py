@@ -1,0 +1,153 @@
+"""A loaded program is the program that was emitted, and a damaged folder is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import lpcompile
+from lpcompile import EmitError, InputError, Program, UsageError, models, parallelize
+from lpcompile.passes.split.gate import staged
+from lpcompile.passes.split.split import stage_io
+from lpcompile.zoo.check import differences
+from tests.emit.programs import program_of
+
+
+@dataclass
+class Answer:
+    logits: Tensor
+    parts: dict[str, Any]
+
+
+class Odd(nn.Module):
+    """Tied and frozen parameters, a buffer outside the state_dict, a layer in eval mode, no_grad, a dataclass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(7, 4)
+        self.norm = nn.BatchNorm1d(4).eval()
+        self.body = nn.ModuleList([nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Dropout(0.5)) for _ in range(3)])
+        self.head = nn.Linear(4, 7, bias=False)
+        self.head.weight = self.embed.weight
+        self.body[0][0].weight.requires_grad_(False)
+        self.register_buffer("scale", torch.tensor(2.0), persistent=False)
+        self.register_buffer("spare", torch.tensor([1, 2]), persistent=False)
+
+    def forward(self, ids: Tensor, *, shift: Tensor | None = None, flag: bool = True) -> Answer:
+        x = self.norm(self.embed(ids).mean(1)) * self.scale
+        for block in self.body:
+            x = x + block(x)
+        with torch.no_grad():
+            size = x.norm(dim=-1, keepdim=True)
+        x = x / (size + 1) if shift is None else x / (size + 1) + shift
+        return Answer(self.head(x), {"size": size, "flag": flag, "pair": (x, None)})
+
+
+def odd_program() -> tuple[Odd, Program, tuple[Any, dict[str, Any]]]:
+    torch.manual_seed(0)
+    model = Odd()
+    inputs = ((torch.randint(0, 7, (5, 3)),), {"shift": torch.randn(5, 4)})
+    return model, program_of(model, 3, *inputs[0], **inputs[1]), inputs
+
+
+def test_load_gives_the_program_back(tmp_path: Path) -> None:
+    model, program, inputs = odd_program()
+    loaded = lpcompile.load(program.emit(tmp_path / "program"))
+    assert loaded.plan == program.plan
+    assert not loaded.module.get_submodule("norm").training
+    assert not differences(model, loaded, inputs, True, loaded.module)
+    assert [stage_io(s) for s in loaded.stages] == [stage_io(s) for s in program.stages]
+    names = [(n, p.requires_grad) for n, p in model.named_parameters()]
+    assert [(n, p.requires_grad) for n, p in loaded.named_parameters()] == names
+    first, last = loaded.stages[0].embed.weight, loaded.stages[-1].head.weight  # type: ignore[union-attr]
+    assert first is last
+    answer = loaded(*inputs[0], **inputs[1])
+    assert type(answer) is Answer
+    assert answer.parts["flag"] is True
+
+
+def test_a_loaded_program_says_what_it_cannot_do(tmp_path: Path) -> None:
+    _, program, (args, kwargs) = odd_program()
+    loaded = lpcompile.load(program.emit(tmp_path / "program"))
+    with pytest.raises(InputError, match="'shift' was given when the model was captured"):
+        loaded(*args)
+    with pytest.raises(InputError, match="a loaded program runs as it was compiled"), torch.autocast("cpu"):
+        loaded(*args, **kwargs)
+    with pytest.raises(AttributeError, match="no undivided graph"):
+        _ = loaded.captured.graph
+
+
+def test_a_loaded_program_follows_its_module(tmp_path: Path) -> None:
+    """`to` makes new buffers, `load_state_dict` new values: the stages see them."""
+    model, program, (args, kwargs) = odd_program()
+    loaded = lpcompile.load(program.emit(tmp_path / "program"))
+    for m in (model, loaded):
+        m.to(torch.float64)
+    state = {k: v + 1 if v.is_floating_point() else v for k, v in model.state_dict().items()}
+    model.load_state_dict(state)
+    loaded.load_state_dict(state)
+    kwargs = {"shift": kwargs["shift"].double()}
+    model.eval()
+    loaded.eval()
+    outputs = staged(_refreshed(loaded), [*args, *kwargs.values()], 3)
+    out = loaded.captured._lp.trees[False].unflatten(outputs)
+    assert torch.equal(out.logits, model(*args, **kwargs).logits)
+
+
+def _refreshed(program: Program) -> Any:
+    for stage in program.stages:
+        stage._lp_refresh()
+    return program.stages
+
+
+@pytest.mark.parametrize("form", ["derived", "tied", "recursive-shared"])
+def test_auxnets_are_files_too(tmp_path: Path, form: str) -> None:
+    """With their own weights, their stage's, or weights that they share."""
+    x = torch.randn(2, 3, 32, 32)
+    options: dict[str, Any] = {"cost": "flops", "gate": False, "aux": form, "aux_init": "copy"}
+    program = parallelize(models.resnet20(), 3, example_inputs=x, **options)
+    loaded = lpcompile.load(program.emit(tmp_path / "program"))
+    assert (tmp_path / "program" / "auxnet_0.py").read_text().startswith('"""AuxNet 0 of ResNet')
+    assert torch.equal(loaded.auxnets[0](x), program.auxnets[0](x))
+    stage, aux = (dict(m.named_parameters()) for m in (loaded.stages[0], loaded.auxnets[0]))
+    assert aux and all((tensor is stage[name]) == (form == "tied") for name, tensor in aux.items())
+    other = dict(loaded.auxnets[1].named_parameters())
+    assert all((other.get(name) is tensor) == (form == "recursive-shared") for name, tensor in aux.items())
+
+
+def test_load_checks_that_the_folder_is_whole(tmp_path: Path) -> None:
+    program = program_of(nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4)), 2, torch.randn(2, 4))
+
+    def broken(change: Callable[[Path], Any]) -> Path:
+        folder = program.emit(tmp_path / f"program_{len(list(tmp_path.iterdir()))}")
+        change(folder)
+        return folder
+
+    def version(folder: Path) -> None:
+        data = json.loads((folder / "model.json").read_text())
+        (folder / "model.json").write_text(json.dumps({**data, "version": 99}))
+
+    def other_weights(folder: Path) -> None:
+        names = [folder / "weights" / f"stage_{k}.safetensors" for k in (0, 1)]
+        names[0].write_bytes(names[1].read_bytes())
+
+    cases: dict[str, Callable[[Path], Any]] = {
+        r"stage_1.py is missing; emit the program again": lambda f: (f / "stage_1.py").unlink(),
+        r"stage_0.safetensors is missing": lambda f: (f / "weights" / "stage_0.safetensors").unlink(),
+        r"has version 99 of the format, this lpcompile reads 1": version,
+        r"model.json is not JSON": lambda f: (f / "model.json").write_text("{"),
+        r"weights of stage_0 .* cannot be read": lambda f: (f / "weights" / "stage_0.safetensors").write_text("?"),
+        r"weights/stage_0 has 2\.\w+ as .*, stage_0.py has no such name": other_weights,
+    }
+    for message, change in cases.items():
+        with pytest.raises(EmitError, match=message):
+            lpcompile.load(broken(change))
+    with pytest.raises(UsageError, match="is not a folder"):
+        lpcompile.load(tmp_path / "nowhere")

@@ -1,0 +1,52 @@
+"""Parts of the training loop that need no trainer, or a trainer in this process."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from lpcompile.errors import UsageError
+from lpcompile.runtime.loop.evaluate import accuracy
+from lpcompile.runtime.loop.fit import Shard
+from lpcompile.runtime.loop.loop import first_batches, run
+
+
+class Sampler:
+    epoch, start = 3, 2
+
+    def set_epoch(self, epoch, start=0):
+        self.epoch, self.start = epoch, start
+
+
+class Loader:
+    """The samples of an epoch from `sampler.start` on."""
+
+    def __init__(self):
+        self.sampler = Sampler()
+
+    def __iter__(self):
+        return iter(range(self.sampler.start, 6))
+
+
+def test_the_first_batches_are_the_epochs_own_after_a_resumed_run_began_in_its_middle():
+    loader = Loader()
+    assert next(iter(loader)) == 2
+    assert list(first_batches(loader, 3)) == [0, 1, 2] and loader.sampler.epoch == 3
+
+
+def test_a_loader_without_a_length_is_refused():
+    with pytest.raises(UsageError, match="a loader without a length cannot be resumed"):
+        run(None, iter([]), 1)
+
+
+def test_replicas_share_every_batch_between_them():
+    batch = (torch.arange(6), {"y": torch.arange(6) + 10}, "name")
+    first, second = (next(iter(Shard([batch], this, 2))) for this in range(2))
+    assert first[0].tolist() == [0, 2, 4] and second[1]["y"].tolist() == [11, 13, 15] and second[2] == "name"
+    assert len(Shard([batch], 0, 2)) == 1
+
+
+def test_accuracy_is_for_classes_only():
+    output, target = torch.tensor([[0.1, 0.9], [0.8, 0.2]]), torch.tensor([1, 1])
+    assert float(accuracy(output, target)["accuracy"]) == 0.5
+    assert accuracy(output, output) == {} and accuracy({"logits": output}, target) == {}
