@@ -9,13 +9,13 @@ from typing import NoReturn
 
 from lpcompile.cli.main import main
 
-ALONE = (["inspect"], ["simulate"])  # commands that leave nothing running
+EXIT_AT_ONCE = (["inspect"], ["simulate"])  # commands that leave no process or thread running
 
 
 def run() -> NoReturn:
-    """End when all is done and written. Python would first take torch apart, object by object, for a second."""
+    """Exit as soon as all is written: Python would spend another second on freeing torch, object by object."""
     code = main()
-    if sys.argv[1:2] not in ALONE:
+    if sys.argv[1:2] not in EXIT_AT_ONCE:
         sys.exit(code)
     atexit._run_exitfuncs()
     sys.stdout.flush()

@@ -22,6 +22,8 @@ from lpcompile.passes.split.in_place import in_place
 from lpcompile.passes.split.split import Stage
 
 if TYPE_CHECKING:
+    import networkx as nx
+
     from lpcompile.planning.options import Options
     from lpcompile.runtime.engine.trainer import Trainer
 
@@ -112,6 +114,14 @@ class Program(nn.Module):
     def how(self) -> Options | None:
         """The options that it was compiled with; None where it came from emitted code."""
         return self._lp_options
+
+    def graph(self) -> nx.DiGraph[str]:
+        """The captured graph with stages, units, cuts and costs: see `lpcompile.passes.split.graph_export`."""
+        from lpcompile.passes.split.graph_export import program_graph
+
+        if not isinstance(self.captured, Captured):
+            raise UsageError("a program that was loaded from emitted code has no captured graph; compile its model")
+        return program_graph(self.captured, self.plan, "replicate" if self.how is None else self.how.tied)
 
     def emit(self, directory: str | Path, *, overwrite: bool = False) -> Path:
         """Write the program as Python files, data and weights that run without the compiler; see `lpcompile.load`."""

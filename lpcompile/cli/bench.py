@@ -7,50 +7,59 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from lpcompile.cli.compare import writable
+from lpcompile.cli.files import writable
+from lpcompile.cli.flags import Parser, typed
 from lpcompile.core.atomic_file import write_text
 from lpcompile.errors import UsageError
 
-GIVEN = ("model", "K", "batch", "steps", "optimizer", "input", "cost", "seed", "device", "channels_last", "compile",
-         "transfer", "aux_dtype", "init", "timeout")  # fmt: skip
 QUICK: dict[str, Any] = {"steps": 4, "cost": "flops"}
 
 
-def add_bench(parser: argparse.ArgumentParser) -> None:
-    """Options in the order in which one meets them: what, how, and what is kept of it."""
+def add_arguments(parser: Parser) -> None:
+    """Flags in the order in which one meets them: what to measure, how, and what to keep of it."""
     parser.description = (
         "Measure steps of MODEL by plain training, DDP, FSDP, torch's pipelines and every method of ours, on K local "
         "processes each, one core (or GPU) a process, in turns in one run; print step time, speedup, memory, traffic, "
         "idle time, and where the time goes."
     )
-    add = parser.add_argument
-    add("model", metavar="MODEL", help="a built-in model, torchvision:NAME, timm:NAME, hf:TYPE, file.py:factory, ...")
-    add("-K", type=int, default=2, help="number of ranks (default 2)")
-    add("--contenders", default="all", metavar="all|A,B,...", help="who runs besides plain training: threads, limit, "
-        "ddp, fsdp, torch-gpipe, torch-1f1b, torch-zb, and methods as in train (default all)")  # fmt: skip
-    add("--batch", type=int, help="samples a step, of all ranks together (default 64)")
-    add("--steps", type=int, help="counted steps of each contender (default 20)")
-    add("--optimizer", help="sgd (default) or adamw")
-    add("--input", metavar="SHAPE", help="the model's input without the batch, where nothing tells it: 3x32x32")
-    add("--cost", choices=["measured", "flops"], help="where the plans' costs come from (default measured)")
-    add("--device", help="cpu (default) or cuda, one GPU a rank")
-    add("--channels-last", action="store_true", help="weights and images that way, for all contenders")
-    add("--compile", action="store_true", help="torch.compile of models and stages, for all contenders; first steps "
-        "then take minutes")  # fmt: skip
-    add("--transfer", choices=["bf16"], help="boundaries of our methods and DDP's gradients travel as bfloat16")
-    add("--aux-dtype", choices=["bf16"], help="AuxNets of our methods compute in bfloat16; all else stays as it is")
-    add("--init", choices=["fresh", "copy", "consistent"], help="how AuxNets start, as in train, and so how small they "
-        "can be (default: consistent where the model is known to be fresh, else copy)")  # fmt: skip
-    add("--seed", type=int)
-    add("--timeout", type=float, metavar="S", help="seconds after which a rank that does not move is taken for dead")
-    add("--quick", action="store_true", help="4 steps of each, plans by FLOPs: does it run, not how fast")
-    add("--gate", metavar="FILE", help="ratios to reach, as JSON; exit code 1 where one is missed")
-    add("--json", metavar="FILE", help="write all numbers")
-    add("--html", metavar="FILE", help="write one page with tables and figures")
-    parser.set_defaults(run=_bench)
+    add = parser.flag
+    add("model", help=_model_help)
+    add("K", help="number of ranks (default 2)")
+    add("contenders", default="all", metavar="all|A,B,...", help=_contenders_help)
+    add("batch", help="samples a step, of all ranks together (default 64)")
+    add("steps", type=int, help="counted steps of each contender (default 20)")
+    for name in ("optimizer", "input", "cost"):
+        add(name)
+    add("device", help="cpu (default) or cuda, one GPU a rank")
+    add("channels_last", help="weights and images that way, for all contenders")
+    add("compile", help="torch.compile of models and stages, for all contenders; first steps then take minutes")
+    add("transfer", help="boundaries of our methods and DDP's gradients travel as bfloat16")
+    add("aux_dtype", help="AuxNets of our methods compute in bfloat16; all else stays as it is")
+    add("init", help="how AuxNets start, as in train, and so how small they can be (default: consistent where the "
+        "model is known to be fresh, else copy)")  # fmt: skip
+    for name in ("seed", "timeout"):
+        add(name)
+    add("quick", action="store_true", help="4 steps of each, plans by FLOPs: does it run, not how fast")
+    add("gate", metavar="FILE", help="ratios to reach, as JSON; exit code 1 where one is missed")
+    add("json", metavar="FILE", help="write all numbers")
+    add("html", metavar="FILE", help="write one page with tables and figures")
 
 
-def _bench(arguments: argparse.Namespace) -> int:
+def _model_help() -> str:
+    from lpcompile.sources import PACKAGES
+
+    return f"a built-in model, {', '.join(kind.form for kind in PACKAGES)}, file.py:factory, ..."
+
+
+def _contenders_help() -> str:
+    from lpcompile.bench.contenders import CONTENDERS, PLAIN
+    from lpcompile.runtime.methods import METHODS
+
+    others = ", ".join(name for name in CONTENDERS if name not in (PLAIN, *METHODS))
+    return f"who runs besides plain training: {others}, and methods as in train (default all)"
+
+
+def run(arguments: argparse.Namespace) -> int:
     from lpcompile.bench import gate
     from lpcompile.bench.contenders import CONTENDERS
     from lpcompile.bench.page import page
@@ -59,15 +68,15 @@ def _bench(arguments: argparse.Namespace) -> int:
     from lpcompile.bench.run import bench, progress
     from lpcompile.bench.table import text
 
-    given: dict[str, Any] = {n: getattr(arguments, n) for n in GIVEN if getattr(arguments, n) is not None}
-    given = (QUICK if arguments.quick else {}) | given
     html, json = (writable(n, getattr(arguments, n)) for n in ("html", "json"))
     if html is not None and json is not None and html.resolve() == json.resolve():
         raise UsageError(f"--html and --json are both {html}: give two files")
     rules = gate.load(Path(arguments.gate), arguments.model) if arguments.gate else ()
     asked = arguments.contenders
     names = CONTENDERS if asked == "all" else tuple(n.strip() for n in asked.split(",") if n.strip())
-    request = BenchRequest(**given, contenders=tuple(dict.fromkeys((*names, *gate.needed(rules)))))
+    contenders = tuple(dict.fromkeys((*names, *gate.needed(rules))))
+    quick = QUICK if arguments.quick else {}
+    request = BenchRequest(**{**quick, **typed(arguments, BenchRequest), "contenders": contenders})
     request.check()
     check_model(request)
     found = Bench(request)

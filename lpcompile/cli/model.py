@@ -1,85 +1,107 @@
-"""The options that `inspect` and `emit` have in common: which model, and how it is to be split."""
+"""The flags that `inspect` and `emit` have in common, and the program that they ask for."""
 
 from __future__ import annotations
 
 import argparse
+import shutil
+import sys
 from typing import TYPE_CHECKING
 
+from lpcompile.cli.flags import DEFAULT_METHOD, FLAGS, Parser, count, refuse_unread
 from lpcompile.errors import UsageError
 
 if TYPE_CHECKING:
-    from lpcompile.core.plan import Plan
+    from lpcompile.program import Program
+    from lpcompile.sources import Source
 
-MODEL_HELP = (
-    "resnet110 and other built-in models, torchvision:resnet50, timm:convnext_tiny, hf:bert or hf:config.json, "
-    "package.module:factory, file.py:factory, or a saved plan (.json)"
-)
-DEFAULTS = {"method": "multiplier", "cost": "measured", "aux": "derived", "aux_init": "fresh", "tied": "replicate"}
-ONLY_FOR_MODELS = ("input", "save", "memory_limit", "cut", "together", "tied", "channels_last", "threads", "no_cache")
+BAR_WIDTH = 30  # characters of the progress bar
 
 
-def model_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", metavar="MODEL", help=MODEL_HELP)
-    parser.add_argument("-K", default="auto", help="number of stages, or auto (default)")
-    parser.add_argument("--batch", type=count, help="batch size of the example inputs")
-    parser.add_argument("--input", metavar="SHAPE", help="input shape without the batch: 3x32x32, or 16:int64")
-    parser.add_argument("--method", help="training method to plan for (default multiplier)")
-    parser.add_argument("--cost", choices=["measured", "flops"], help="where costs come from (default measured)")
-    parser.add_argument("--aux-budget", type=float, metavar="SHARE",
-                        help="cost of an AuxNet as a share of its stage's (default 0.1; penalty and "
-                        "lagrangian with a consistent start 0.05)")  # fmt: skip
-    parser.add_argument("--aux", choices=["derived", "tied", "recursive", "recursive-shared"],
-                        help="AuxNets derived from their stages (default), on the stages' own weights, or from the "
-                        "model's input")  # fmt: skip
-    parser.add_argument("--aux-init", choices=["fresh", "copy", "consistent"],
-                        help="AuxNets start fresh (default), as copies, or with the branches that they drop at zero "
-                        "in the model")  # fmt: skip
-    parser.add_argument("--aux-dtype", choices=["bf16"], help="AuxNets compute in bfloat16; all else stays as it is")
-    parser.add_argument("--memory-limit", type=_gibibytes, metavar="GIB", help="memory of each rank in GiB")
-    parser.add_argument("--cut", action="append", default=[], metavar="UNIT", help="cut after this unit")
-    parser.add_argument("--together", action="append", default=[], metavar="UNITS",
-                        help="keep together: a prefix, or FIRST..LAST")  # fmt: skip
-    parser.add_argument("--tied", choices=["replicate", "together"],
-                        help="may tied parameters live in two stages? (default replicate)")  # fmt: skip
-    parser.add_argument("--channels-last", action="store_true", help="weights and images that way")
-    parser.add_argument("--threads", type=count, help="intra-op threads to measure with")
-    parser.add_argument("--no-cache", action="store_true", help="measure again, do not use the profile cache")
+def add_model_flags(parser: Parser) -> None:
+    """Flags of the compiler; their defaults are those of `lpcompile.parallelize`."""
+    add = parser.flag
+    add("K", type=str, default="auto", help="number of stages, or auto (default)")
+    add("batch", type=count, help="batch size of the example inputs")
+    add("input", help="input shape without the batch: 3x32x32, or 16:int64")
+    add("method", default=DEFAULT_METHOD, help=f"training method to plan for (default {DEFAULT_METHOD})")
+    add("cost", default="measured", help="where costs come from (default measured)")
+    add("aux_budget")
+    add("aux", default="derived", help="AuxNets derived from their stages (default), on the stages' own weights, or "
+        "from the model's input")  # fmt: skip
+    add("aux_init", choices=FLAGS["init"]["choices"], default="fresh", help="AuxNets start fresh (default), as "
+        "copies, or with the branches that they drop at zero in the model")  # fmt: skip
+    add("aux_dtype")
+    add("memory_limit", type=_gibibytes, metavar="GIB", help="memory of each rank in GiB")
+    add("cut", action="append", metavar="UNIT", help="cut after this unit")
+    add("together", action="append", metavar="UNITS", help="keep together: a prefix, or FIRST..LAST")
+    add("tied", choices=["replicate", "together"], default="replicate", help="may tied parameters live in two stages? "
+        "(default replicate)")  # fmt: skip
+    add("channels_last")
+    add("threads", type=count, help="intra-op threads to measure with")
+    add("no_cache", action="store_true", help="measure again, do not use the profile cache")
 
 
 def is_plan(model: str) -> bool:
-    """A saved plan, that is; `hf:folder/config.json` is a model."""
+    """Whether a saved plan is named; `hf:folder/config.json` is a model."""
     return model.endswith(".json") and not model.startswith("hf:")
 
 
-def check_saved(arguments: argparse.Namespace, plan: Plan) -> None:
-    """A plan is shown as it is: what would change it, or needs the model, is refused and not ignored."""
-    if arguments.cuts or arguments.graph:
-        raise UsageError("a saved plan has neither cuts nor a graph; name the model instead of the plan")
-    same = {"batch": plan.batch, "method": plan.method, "cost": plan.cost, "aux_budget": plan.aux_budget,
-            "aux": plan.aux, "aux_init": plan.aux_init, "aux_dtype": "bf16" if plan.aux_dtype else None}  # fmt: skip
-    asked = {name: getattr(arguments, name) for name in (*same, *ONLY_FOR_MODELS)}
-    given = {name: value for name, value in asked.items() if value is not None and value is not False and value != []}
-    wrong = [f"--{name.replace('_', '-')}" for name, value in given.items() if value != same.get(name)]
-    if arguments.K not in ("auto", str(plan.K)):
-        wrong.insert(0, "-K")
-    for option in wrong:
-        raise UsageError(
-            f"{option} cannot be applied to a saved plan, which is shown as it is (K = {plan.K}, batch {plan.batch}, "
-            f"method {plan.method}, costs {plan.cost}); leave it out, or name the model instead of the plan"
-        )
+def check_model_flags(arguments: argparse.Namespace) -> None:
+    if arguments.cost == "flops":  # nothing is measured
+        refuse_unread(arguments, "--cost flops", unread=("threads", "no_cache"))
+    if arguments.K != "auto":
+        _stages(arguments.K)
 
 
-def fill(arguments: argparse.Namespace) -> None:
-    """Defaults, once nobody needs to know any more what was typed."""
-    for name, value in DEFAULTS.items():
-        if getattr(arguments, name) is None:
-            setattr(arguments, name, value)
+def load_source(arguments: argparse.Namespace, device: str) -> Source:
+    from lpcompile import sources
+
+    return sources.load(arguments.model, batch=arguments.batch, input_shape=arguments.input, device=device,
+                        channels_last=arguments.channels_last)  # fmt: skip
 
 
-def count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number of 1 or more")
-    return int(text)
+def compile_program(arguments: argparse.Namespace, source: Source) -> Program:
+    import torch
+
+    from lpcompile.compile import parallelize
+    from lpcompile.core.progress import silent
+    from lpcompile.runtime.launch.launch import keep_freed_memory
+
+    if arguments.cost == "measured":
+        keep_freed_memory()  # as ranks do: costs are what they will take there
+    return parallelize(
+        source.model,
+        arguments.K if arguments.K == "auto" else _stages(arguments.K),
+        example_inputs=source.example_args,
+        example_kwargs=source.example_kwargs,
+        cost=arguments.cost,
+        method=arguments.method,
+        aux_budget=arguments.aux_budget,
+        aux=arguments.aux,
+        aux_init=arguments.aux_init,
+        aux_dtype=torch.bfloat16 if arguments.aux_dtype else None,
+        memory_limit=None if arguments.memory_limit is None else arguments.memory_limit * 2**30,
+        pins={"cut": arguments.cut, "together": [_pair(t) for t in arguments.together]},
+        tied=arguments.tied,
+        threads=arguments.threads,
+        cache=not arguments.no_cache,
+        progress=_progress if sys.stderr.isatty() and arguments.cost == "measured" else silent,
+    )
+
+
+def _stages(text: str) -> int:
+    try:
+        value = int(text)
+    except ValueError:
+        value = 0
+    if value < 1:
+        raise UsageError(f"-K {text}: give a number of stages (1 or more), or auto")
+    return value
+
+
+def _pair(text: str) -> str | list[str]:
+    first, dots, last = text.partition("..")
+    return [first, last] if dots else first
 
 
 def _gibibytes(text: str) -> float:
@@ -90,3 +112,10 @@ def _gibibytes(text: str) -> float:
     if not 0 < value < float("inf"):
         raise argparse.ArgumentTypeError(f"{text!r} is no amount of memory: give GiB, such as 16 or 0.5")
     return value
+
+
+def _progress(share: float, what: str) -> None:
+    """A bar on one line of the terminal, whatever its width; cleared when all is measured."""
+    full = int(BAR_WIDTH * share)
+    bar = f"{'█' * full}{'░' * (BAR_WIDTH - full)} {what}"[: shutil.get_terminal_size().columns - 1]
+    print(f"\r\x1b[K{bar if share < 1 else ''}", end="", file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""What `inspect` says of time: options, text and JSON of the simulator's outlook on a plan."""
+"""The part of `inspect` that predicts times: flags, text and JSON of the simulator's outlook on a plan."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lpcompile.cli.files import writable
+from lpcompile.cli.flags import Parser, device_help
 from lpcompile.draw.terminal import show
 from lpcompile.errors import UsageError
 
@@ -16,18 +18,16 @@ if TYPE_CHECKING:
     from lpcompile.simulate.outlook import Outlook
 
 
-def add_outlook(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("--device-spec", metavar="NAME|FILE", help="what to predict times for: v100, h100, 10gbe-gpu, 10gbe-cpu, "
-        "this-machine, nominal, or a JSON file")  # fmt: skip
-    add("--sweep", metavar="K=1..16", help="predict speedup, memory and traffic for a range of K")
-    add("--compare-methods", action="store_true", help="predict the speedup of every method")
-    add("--trace", metavar="FILE", help="write the simulated timeline as a Chrome trace")
+def add_outlook(parser: Parser) -> None:
+    add = parser.flag
+    add("device_spec", help=lambda: f"what to predict times for: {device_help()}")
+    add("sweep", metavar="K=1..16", help="predict speedup, memory and traffic for a range of K")
+    add("compare_methods", action="store_true", help="predict the speedup of every method")
+    add("trace", metavar="FILE", help="write the simulated timeline as a Chrome trace")
 
 
 def check_outlook(arguments: argparse.Namespace) -> None:
-    """Whether all of it can be done, told before anything is measured."""
-    from lpcompile.cli.compare import writable
+    """Whether all of it can be done, before anything is measured."""
     from lpcompile.runtime.methods import get_method
     from lpcompile.simulate.device_spec import device_spec
 
@@ -40,7 +40,7 @@ def check_outlook(arguments: argparse.Namespace) -> None:
 
 
 def print_plan(arguments: argparse.Namespace, plan: Plan, found: Outlook | None) -> None:
-    """The plan and what to expect of it, as text or as JSON."""
+    """Print the plan and its outlook, as text or as JSON."""
     from lpcompile.simulate.outlook_text import outlook_json, outlook_text
     from lpcompile.simulate.step_text import chrome_trace
 

@@ -1,4 +1,4 @@
-"""`inspect --html FILE` and `--figures DIR`."""
+"""The part of `inspect` that writes a page and figures: `--html FILE` and `--figures DIR`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lpcompile.cli.compare import writable
+from lpcompile.cli.files import writable
+from lpcompile.cli.flags import Parser
 from lpcompile.errors import UsageError
 
 if TYPE_CHECKING:
@@ -16,14 +17,14 @@ if TYPE_CHECKING:
     from lpcompile.simulate.outlook import Outlook
 
 
-def add_report(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--html", metavar="FILE", help="write one page with the graph, load, memory, timelines, tables "
-                        "and the source of every stage; it needs no network")  # fmt: skip
-    parser.add_argument("--figures", metavar="DIR", help="write the page's figures into DIR, as SVG and as PNG")
+def add_report(parser: Parser) -> None:
+    parser.flag("html", metavar="FILE", help="write one page with the graph, load, memory, timelines, tables and the "
+                "source of every stage; it needs no network")  # fmt: skip
+    parser.flag("figures", metavar="DIR", help="write the page's figures into DIR, as SVG and as PNG")
 
 
 def check_report(arguments: argparse.Namespace) -> None:
-    """Whether all can be written in the end, told before anything is measured."""
+    """Whether all can be written in the end, before anything is measured."""
     writable("html", arguments.html)
     if arguments.figures is None:
         return

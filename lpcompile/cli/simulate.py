@@ -7,6 +7,8 @@ import json
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from lpcompile.cli.files import writable
+from lpcompile.cli.flags import DEFAULT_DEVICE, DEFAULT_METHOD, Parser, device_help, option, refuse_unread
 from lpcompile.cli.model import is_plan
 from lpcompile.draw.terminal import show
 from lpcompile.errors import UsageError
@@ -16,39 +18,41 @@ if TYPE_CHECKING:
     from lpcompile.simulate.device_spec import DeviceSpec
 
 PIPELINES = ("gpipe", "1f1b")
-DEFAULT_DEVICE = "v100"
+PAPER_FLAGS = ("paper", "device_spec", "json")  # the flags that each mode reads
+CALIBRATE_FLAGS = ("calibrate", "gpus")
+CHECK_FLAGS = ("check", "model", "K", "batch", "device_spec")
 
 
-def add_simulate(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: Parser) -> None:
     parser.description = (
         "Play the schedules that the runtime executes on devices that you may not have: K stages x replicas on so many "
         "nodes, against data parallelism alone and pipelines. Times of a step; nothing is trained."
     )
-    add = parser.add_argument
-    add("model", metavar="MODEL", nargs="?", help="a model as for inspect, or a saved plan (.json)")
-    add("-K", metavar="K[,K...]", help="numbers of stages (default: all that divide the devices)")
-    add("--nodes", type=int, default=1, help="number of nodes (default 1)")
-    add("--gpus", type=int, help="devices in a node (default: the device spec's)")
-    add("--device-spec", metavar="NAME|FILE", default=DEFAULT_DEVICE, help="v100 (default), h100, 10gbe-gpu, "
-        "10gbe-cpu, this-machine, nominal, or a JSON file")  # fmt: skip
-    add("--method", default="multiplier", help="the layer-parallel method (default multiplier)")
-    add("--batch", type=int, help="samples of a step for strong scaling (default: as many as one node has in weak "
-        "scaling)")  # fmt: skip
-    add("--per-device", type=int, default=32, metavar="N", help="samples for each device in weak scaling (default 32)")
-    add("--input", metavar="SHAPE", help="input shape without the batch: 3x32x32, or 16:int64")
-    add("--cost", choices=["measured", "flops"], default="flops", help="where costs come from (default flops)")
-    add("--json", action="store_true", help="print all numbers as JSON")
-    add("--trace", metavar="FILE", help="write the timeline of the fastest split into stages as a Chrome trace")
-    add("--paper", action="store_true", help="the paper's speedups, simulated with its placement and with ours")
-    add("--check", action="store_true", help="measure steps at K = 2 on this machine against predicted ones, for every "
+    add = parser.flag
+    add("model", nargs="?", help="a model as for inspect, or a saved plan (.json)")
+    add("K", type=str, metavar="K[,K...]", help="numbers of stages (default: all that divide the devices)")
+    add("nodes", type=int, default=1, help="number of nodes (default 1)")
+    add("gpus", type=int, help="devices in a node (default: the device spec's)")
+    add("device_spec", default=DEFAULT_DEVICE, help=lambda: device_help(DEFAULT_DEVICE))
+    add("method", default=DEFAULT_METHOD, help=f"the layer-parallel method (default {DEFAULT_METHOD})")
+    add("batch", help="samples of a step for strong scaling (default: as many as one node has in weak scaling)")
+    add("per_device", type=int, default=32, metavar="N", help="samples for each device in weak scaling (default 32)")
+    add("input", help="input shape without the batch: 3x32x32, or 16:int64")
+    add("cost", default="flops", help="where costs come from (default flops)")
+    add("json", action="store_true", help="print all numbers as JSON")
+    add("trace", metavar="FILE", help="write the timeline of the fastest split into stages as a Chrome trace")
+    add("paper", action="store_true", help="the paper's speedups, simulated with its placement and with ours")
+    add("check", action="store_true", help="measure steps at K = 2 on this machine against predicted ones, for every "
         "method")  # fmt: skip
-    add("--calibrate", metavar="FILE", help="measure this machine for a few seconds and write its device spec to FILE")
-    parser.set_defaults(run=_simulate)
+    add("calibrate", metavar="FILE", help="measure this machine for a few seconds and write its device spec to FILE")
 
 
-def _simulate(arguments: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> int:
     from lpcompile.simulate.device_spec import device_spec
 
+    for name in ("nodes", "gpus", "batch", "per_device"):
+        if getattr(arguments, name) is not None and getattr(arguments, name) < 1:
+            raise UsageError(f"{option(name)} {getattr(arguments, name)}: give a number of at least 1")
     device = device_spec(arguments.device_spec)
     if arguments.paper:
         return _paper(arguments, device)
@@ -56,12 +60,10 @@ def _simulate(arguments: argparse.Namespace) -> int:
         return _calibrate(arguments)
     if arguments.model is None:
         raise UsageError("simulate needs a MODEL, or --paper, or --calibrate FILE")
-    for name in ("nodes", "gpus", "batch", "per_device"):
-        if getattr(arguments, name) is not None and getattr(arguments, name) < 1:
-            option = name.replace("_", "-")
-            raise UsageError(f"--{option} {getattr(arguments, name)}: give a number of at least 1")
     if arguments.check:
-        return _check(arguments)
+        return _check(arguments, device)
+    if is_plan(arguments.model):
+        refuse_unread(arguments, "a saved plan", unread=("input", "cost"))
     device = replace(device, gpus=arguments.gpus or device.gpus)
     plan = plan_for(arguments)
     return _scale(arguments, plan, device)
@@ -85,7 +87,6 @@ def plan_for(arguments: argparse.Namespace) -> Plan:
 
 
 def _scale(arguments: argparse.Namespace, plan: Plan, device: DeviceSpec) -> int:
-    from lpcompile.cli.compare import writable
     from lpcompile.simulate.scaling import fastest, simulated, splits
     from lpcompile.simulate.scaling_text import scaling_json, scaling_text
     from lpcompile.simulate.step_text import chrome_trace
@@ -120,7 +121,7 @@ def _doubling(most: int) -> list[int]:
 
 
 def stage_counts(given: str | None, devices: int | None = None, units: int | None = None) -> tuple[int, ...]:
-    """The K of "2,4,8", if so many devices and units allow them."""
+    """The K of "2,4,8", checked against the numbers of devices and units."""
     if given is None:
         return ()
     try:
@@ -140,6 +141,7 @@ def stage_counts(given: str | None, devices: int | None = None, units: int | Non
 def _paper(arguments: argparse.Namespace, device: DeviceSpec) -> int:
     from lpcompile.simulate.paper_table import fitted_load, paper_rows, paper_text
 
+    refuse_unread(arguments, "--paper", reads=PAPER_FLAGS)
     rows = paper_rows(device)
     if not arguments.json:
         show(paper_text(rows, device.name))
@@ -161,22 +163,32 @@ def _paper(arguments: argparse.Namespace, device: DeviceSpec) -> int:
     return 0
 
 
-def _check(arguments: argparse.Namespace) -> int:
+def _check(arguments: argparse.Namespace, device: DeviceSpec) -> int:
     from lpcompile.simulate.calibrate import calibrate
     from lpcompile.simulate.check import check, check_text
-    from lpcompile.simulate.device_spec import device_spec
+    from lpcompile.simulate.device_spec import THIS_MACHINE
 
-    (K,) = stage_counts(arguments.K or "2")[:1]
-    named = arguments.device_spec != DEFAULT_DEVICE
-    device = device_spec(arguments.device_spec) if named else calibrate(K)
+    refuse_unread(arguments, "--check", reads=CHECK_FLAGS)
+    if is_plan(arguments.model):
+        raise UsageError(f"{arguments.model} is a saved plan, which cannot be trained; name the model instead")
+    (K, *others) = stage_counts(arguments.K or "2")
+    if others:
+        raise UsageError(f"-K {arguments.K}: --check measures one number of stages; give one")
+    named = "device_spec" in arguments.typed
+    if named and device.name != THIS_MACHINE.name:
+        raise UsageError(
+            f"--device-spec {arguments.device_spec}: --check measures this machine; leave it out, or give "
+            f"{THIS_MACHINE.name} or a file that --calibrate wrote"
+        )
+    device = device if named else calibrate(K)
     show(check_text(check([arguments.model], K=K, batch=arguments.batch, device=device), device))
     return 0
 
 
 def _calibrate(arguments: argparse.Namespace) -> int:
-    from lpcompile.cli.compare import writable
     from lpcompile.simulate.calibrate import calibrate
 
+    refuse_unread(arguments, "--calibrate", reads=CALIBRATE_FLAGS)
     file = writable("calibrate", arguments.calibrate)
     assert file is not None
     spec = calibrate(arguments.gpus or 2)

@@ -1,8 +1,9 @@
 """The networks of the paper and two small transformers, built in so that nothing needs to be downloaded.
 
-import lpcompile.models
-model = lpcompile.models.resnet110()
-inputs = lpcompile.models.REGISTRY["resnet110"].inputs(batch=128)
+    model = lpcompile.models.resnet110()
+    inputs = lpcompile.models.REGISTRY["resnet110"].inputs(batch=128)
+
+`resnet` and `wide_resnet` are for CIFAR, `transformer` has a ViT and a GPT. Plain torch: imports no other room.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ class Entry:
     vocabulary: int | None = None
 
     def inputs(self, batch: int, seed: int = 0) -> Tensor:
-        """A random mini-batch; the caller's random state is left alone."""
+        """A random mini-batch; the caller's random state is not changed."""
         generator = torch.Generator().manual_seed(seed)
         if self.vocabulary is None:
             return torch.randn(batch, *self.input_shape, generator=generator)

@@ -11,19 +11,19 @@ import torch
 from torch import nn
 
 from lpcompile.errors import UsageError
-from lpcompile.sources.inputs import Source, Tensors, Wanted, no_shape, random_inputs
+from lpcompile.sources.inputs import InputRequest, InputShape, Source, no_shape, random_inputs
 from lpcompile.sources.packages import import_package, unknown
 from lpcompile.sources.python import call
 
-LENGTH = 128  # tokens of an example text
-SAMPLES = 16_000  # one second of speech
-TASKS = {  # what a model type is taken for: the first mapping that knows it
+TEXT_LENGTH = 128  # tokens of an example text
+SPEECH_SAMPLES = 16_000  # one second of speech
+TASKS = {  # the first of these mappings that has a model type chooses its head
     True: ("SEQ_TO_SEQ_CAUSAL_LM", "SPEECH_SEQ_2_SEQ"),  # encoder-decoders
     False: ("IMAGE_CLASSIFICATION", "CTC", "AUDIO_CLASSIFICATION"),
 }
 
 
-def from_transformers(name: str, tensors: Tensors, model_kwargs: dict[str, object]) -> Source:
+def from_transformers(name: str, request: InputRequest, model_kwargs: dict[str, object]) -> Source:
     spec = f"hf:{name}"
     transformers = import_package("transformers", spec)
     config = _config(transformers, name, model_kwargs)
@@ -33,7 +33,7 @@ def from_transformers(name: str, tensors: Tensors, model_kwargs: dict[str, objec
         notes.append("use_cache=False, as in training")
     model_class = _model_class(transformers, config)
     model = call(spec, model_class, {"config": config})
-    args, kwargs = _inputs(spec, model, config, tensors)
+    args, kwargs = _inputs(spec, model, config, request)
     return Source(spec, model, args, kwargs, (f"{model_class.__name__}: {', '.join(notes)}",))
 
 
@@ -57,7 +57,7 @@ def _config(transformers: ModuleType, name: str, overrides: dict[str, object]) -
 
 
 def _model_class(transformers: ModuleType, config: Any) -> Any:
-    """The class that the configuration names, or else the one people train: a head for classification or language."""
+    """The class that the configuration names, or by default one with a head for classification or language."""
     for name in getattr(config, "architectures", None) or ():
         if hasattr(transformers, name):
             return getattr(transformers, name)
@@ -77,24 +77,24 @@ def _model_class(transformers: ModuleType, config: Any) -> Any:
     )
 
 
-def _inputs(spec: str, model: nn.Module, config: Any, tensors: Tensors) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _inputs(spec: str, model: nn.Module, config: Any, request: InputRequest) -> tuple[tuple[Any, ...], dict[str, Any]]:
     text = config.get_text_config()
     high = int(getattr(text, "vocab_size", None) or 2)
     main = str(getattr(model, "main_input_name", "input_ids"))
     default = _default(main, config, text)
-    if default is None and tensors.wanted is None:
+    if default is None and request.shapes is None:
         raise no_shape(f"{spec} (main input {main})")
-    args, kwargs = random_inputs(tensors, [] if default is None else [default], high=high)
-    if tensors.wanted is not None and len(tensors.wanted) > 1:
+    args, kwargs = random_inputs(request, [] if default is None else [default], high=high)
+    if request.shapes is not None and len(request.shapes) > 1:
         return args, kwargs  # the caller describes all inputs
     named = {main: args[0]} if args else kwargs
     if main == "input_ids" and main in named:
         named["attention_mask"] = torch.ones_like(named[main])
     if getattr(config, "is_encoder_decoder", False):
-        generator = torch.Generator().manual_seed(tensors.seed + 1)
-        size = (tensors.size, min(LENGTH, _positions(text, "decoder")))
+        generator = torch.Generator().manual_seed(request.seed + 1)
+        size = (request.size, min(TEXT_LENGTH, _positions(text, "decoder")))
         ids = torch.randint(high, size, generator=generator, device="cpu")
-        named["decoder_input_ids"] = ids.to(tensors.device)
+        named["decoder_input_ids"] = ids.to(request.device)
     return (), named
 
 
@@ -103,15 +103,15 @@ def _positions(config: Any, side: str = "encoder") -> int:
     names = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "context_length")
     sided = {"decoder": ("max_target_positions", "max_decoder_position_embeddings"), "encoder": ()}[side]
     found = [value for name in (*sided, *names) if isinstance(value := getattr(config, name, None), int) and value > 0]
-    return max(1, min(found, default=LENGTH + 2) - 2)
+    return max(1, min(found, default=TEXT_LENGTH + 2) - 2)
 
 
-def _default(main: str, config: Any, text: Any) -> Wanted | None:
+def _default(main: str, config: Any, text: Any) -> InputShape | None:
     """The shape of one sample of the main input, read from the configuration."""
     vision = getattr(config, "vision_config", config)
     bands = getattr(config, "num_mel_bins", None)
     if main == "input_ids":
-        return "", (min(LENGTH, _positions(text)),), torch.int64
+        return "", (min(TEXT_LENGTH, _positions(text)),), torch.int64
     if main == "pixel_values":
         size = getattr(vision, "image_size", None) or 224
         height, width = (size, size) if isinstance(size, int) else tuple(size)
@@ -119,7 +119,7 @@ def _default(main: str, config: Any, text: Any) -> Wanted | None:
     if main == "input_values" and bands is not None:  # a spectrogram, frames first
         return "", (config.max_length, bands), torch.float32
     if main == "input_values":
-        return "", (SAMPLES,), torch.float32
+        return "", (SPEECH_SAMPLES,), torch.float32
     if main == "input_features" and bands is not None and hasattr(config, "max_source_positions"):
         return "", (bands, 2 * config.max_source_positions), torch.float32
     return None

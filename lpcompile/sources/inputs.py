@@ -1,4 +1,4 @@
-"""Example inputs: how a person writes their shapes, and how they are made."""
+"""Example inputs: shapes as a person writes them, and tensors of these shapes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lpcompile.errors import UsageError
 
 DEFAULT_BATCH = 8
 Shape = str | Sequence[int]
-Wanted = tuple[str, tuple[int, ...], torch.dtype]  # a keyword or "", the shape without batch, the dtype
+InputShape = tuple[str, tuple[int, ...], torch.dtype]  # a keyword or "", the shape without batch, the dtype
 
 _INPUT = re.compile(r"(?:(?P<name>[A-Za-z_]\w*)=)?(?P<shape>\d+(?:x\d+)*)?(?::(?P<dtype>\w+))?")
 _DTYPES = {
@@ -35,7 +35,7 @@ _DTYPES = {
 
 @dataclass(frozen=True)
 class Source:
-    """A model and what to call it with; `notes` says what was assumed on the way."""
+    """A model with example inputs; `notes` are the assumptions that were made."""
 
     name: str
     model: nn.Module
@@ -45,11 +45,11 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Tensors:
-    """What the caller asked about inputs: a batch size, perhaps shapes, and the seed and device to make them with."""
+class InputRequest:
+    """The inputs that were asked for: batch size, perhaps shapes, and the seed and device to make them with."""
 
     batch: int | None
-    wanted: list[Wanted] | None
+    shapes: list[InputShape] | None
     seed: int
     device: str
 
@@ -62,14 +62,14 @@ def closest(name: str, known: Iterable[str], count: int = 3) -> list[str]:
     return difflib.get_close_matches(name, list(known), n=count, cutoff=0.5)
 
 
-def parse_input(text: Shape) -> list[Wanted]:
+def parse_input(text: Shape) -> list[InputShape]:
     """Read "3x32x32", "3x32x32,16:int64" or "ids=16:int64,mask=16:bool"; a sequence of numbers is one shape.
 
     The batch dimension is never written. Without a dtype an input is float32.
     """
     if not isinstance(text, str):
         return [("", tuple(text), torch.float32)]
-    wanted: list[Wanted] = []
+    wanted: list[InputShape] = []
     for part in text.split(","):
         match = _INPUT.fullmatch(part.strip())
         if match is None or not part.strip():
@@ -84,20 +84,22 @@ def parse_input(text: Shape) -> list[Wanted]:
     return wanted
 
 
-def random_inputs(tensors: Tensors, default: list[Wanted], *, high: int = 2) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def random_inputs(
+    request: InputRequest, default: list[InputShape], *, high: int = 2
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Tensors of the shapes that were asked for, or else of the default ones.
 
-    Integers lie below `high`; where nobody knows a vocabulary, 0 and 1 are valid in every embedding.
+    Integers lie below `high`, by default 2: 0 and 1 are valid in every embedding.
     """
-    generator = torch.Generator().manual_seed(tensors.seed)
+    generator = torch.Generator().manual_seed(request.seed)
     args: list[Any] = []
     kwargs: dict[str, Any] = {}
-    wanted = tensors.wanted or default
-    if tensors.wanted and len(default) == 1 and len(wanted) == 1 and not default[0][2].is_floating_point:
-        # "--input 128" for a model of token ids means a length: the model's own dtype holds.
+    wanted = request.shapes or default
+    if request.shapes and len(default) == 1 and len(wanted) == 1 and not default[0][2].is_floating_point:
+        # "--input 128" for a model of token ids is a length: the model's own dtype stays.
         wanted = [(name, shape, default[0][2]) for name, shape, _ in wanted]
     for name, shape, dtype in wanted:
-        tensor = _random((tensors.size, *shape), dtype, high, generator).to(tensors.device)
+        tensor = _random((request.size, *shape), dtype, high, generator).to(request.device)
         if name:
             kwargs[name] = tensor
         else:

@@ -11,8 +11,21 @@ import torch
 from torch import nn
 
 from lpcompile.errors import UsageError
-from lpcompile.sources.inputs import Source, Tensors, Wanted, closest, no_shape, random_inputs
+from lpcompile.sources.inputs import InputRequest, InputShape, Source, closest, no_shape, random_inputs
 from lpcompile.sources.python import call
+
+TORCHVISION_CLASSIFIERS = """
+    alexnet convnext_base convnext_large convnext_small convnext_tiny densenet121 densenet161 densenet169 densenet201
+    efficientnet_b0 efficientnet_b1 efficientnet_b2 efficientnet_b3 efficientnet_b4 efficientnet_b5 efficientnet_b6
+    efficientnet_b7 efficientnet_v2_l efficientnet_v2_m efficientnet_v2_s googlenet inception_v3 maxvit_t mnasnet0_5
+    mnasnet0_75 mnasnet1_0 mnasnet1_3 mobilenet_v2 mobilenet_v3_large mobilenet_v3_small regnet_x_16gf regnet_x_1_6gf
+    regnet_x_32gf regnet_x_3_2gf regnet_x_400mf regnet_x_800mf regnet_x_8gf regnet_y_128gf regnet_y_16gf
+    regnet_y_1_6gf regnet_y_32gf regnet_y_3_2gf regnet_y_400mf regnet_y_800mf regnet_y_8gf resnet101 resnet152 resnet18
+    resnet34 resnet50 resnext101_32x8d resnext101_64x4d resnext50_32x4d shufflenet_v2_x0_5 shufflenet_v2_x1_0
+    shufflenet_v2_x1_5 shufflenet_v2_x2_0 squeezenet1_0 squeezenet1_1 swin_b swin_s swin_t swin_v2_b swin_v2_s swin_v2_t
+    vgg11 vgg11_bn vgg13 vgg13_bn vgg16 vgg16_bn vgg19 vgg19_bn vit_b_16 vit_b_32 vit_h_14 vit_l_16 vit_l_32
+    wide_resnet101_2 wide_resnet50_2
+""".split()
 
 
 def import_package(name: str, spec: str) -> ModuleType:
@@ -30,7 +43,7 @@ def unknown(kind: str, name: str, known: list[str]) -> UsageError:
     return UsageError(f"{kind} has no model {name!r}; {hint}")
 
 
-def from_torchvision(name: str, tensors: Tensors, model_kwargs: dict[str, object]) -> Source:
+def from_torchvision(name: str, request: InputRequest, model_kwargs: dict[str, object]) -> Source:
     spec = f"torchvision:{name}"
     torchvision = import_package("torchvision", spec)
     known = torchvision.models.list_models()
@@ -43,10 +56,10 @@ def from_torchvision(name: str, tensors: Tensors, model_kwargs: dict[str, object
     if name in ("inception_v3", "googlenet"):
         arguments["init_weights"] = False  # their own initialisation is ten times as slow as the default one
     model = call(spec, builder, arguments | model_kwargs)
-    shape = None if tensors.wanted else _torchvision_shape(torchvision, name)
-    if shape is None and not tensors.wanted:
+    shape = None if request.shapes else _torchvision_shape(torchvision, name)
+    if shape is None and not request.shapes:
         raise no_shape(spec)
-    args, kwargs = random_inputs(tensors, _images(shape))
+    args, kwargs = random_inputs(request, _images(shape))
     return Source(spec, model, args, kwargs)
 
 
@@ -67,16 +80,16 @@ def _torchvision_shape(torchvision: ModuleType, name: str) -> tuple[int, ...] | 
     return min(found, default=None)
 
 
-def from_timm(name: str, tensors: Tensors, model_kwargs: dict[str, object]) -> Source:
+def from_timm(name: str, request: InputRequest, model_kwargs: dict[str, object]) -> Source:
     spec = f"timm:{name}"
     timm = import_package("timm", spec)
     if not timm.is_model(name):
         raise unknown("timm", name, timm.list_models())
     model = call(spec, timm.create_model, {"model_name": name, "pretrained": False} | model_kwargs)
-    shape = None if tensors.wanted else _timm_shape(model, model_kwargs)
-    if shape is None and not tensors.wanted:
+    shape = None if request.shapes else _timm_shape(model, model_kwargs)
+    if shape is None and not request.shapes:
         raise no_shape(spec)
-    args, kwargs = random_inputs(tensors, _images(shape))
+    args, kwargs = random_inputs(request, _images(shape))
     return Source(spec, model, args, kwargs)
 
 
@@ -92,5 +105,5 @@ def _timm_shape(model: nn.Module, model_kwargs: dict[str, object]) -> tuple[int,
     return (chosen, height, width)
 
 
-def _images(shape: tuple[int, ...] | None) -> list[Wanted]:
+def _images(shape: tuple[int, ...] | None) -> list[InputShape]:
     return [] if shape is None else [("", shape, torch.float32)]

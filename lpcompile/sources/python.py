@@ -17,14 +17,14 @@ import torch
 from torch import nn
 
 from lpcompile.errors import LpError, UsageError
-from lpcompile.sources.inputs import Source, Tensors, closest, no_shape, random_inputs
+from lpcompile.sources.inputs import InputRequest, Source, closest, no_shape, random_inputs
 
 FACTORY_NAMES = ("model", "build", "make_model")
-MOST_NAMED = 6  # factories that a message lists
+MAX_FACTORIES_LISTED = 6  # factories that a message lists
 
 
 def call(spec: str, factory: Callable[..., Any], model_kwargs: dict[str, object]) -> Any:
-    """Call a factory; whatever goes wrong in it is told with the specification that led there."""
+    """Call a factory; an error in it names the specification."""
     try:
         return factory(**model_kwargs)
     except LpError:
@@ -33,7 +33,7 @@ def call(spec: str, factory: Callable[..., Any], model_kwargs: dict[str, object]
         raise UsageError(f"{spec}: building the model failed with {type(error).__name__}: {error}") from error
 
 
-def from_python(spec: str, tensors: Tensors, model_kwargs: dict[str, object]) -> Source:
+def from_python(spec: str, request: InputRequest, model_kwargs: dict[str, object]) -> Source:
     place, factory_name = _split(spec)
     module = _load_file(Path(place)) if place.endswith(".py") else _import(place, spec)
     factory = _named(module, factory_name, place) if factory_name else _only_factory(module, place)
@@ -46,21 +46,21 @@ def from_python(spec: str, tensors: Tensors, model_kwargs: dict[str, object]) ->
         )
     if inputs is None:
         inputs = getattr(module, "example_inputs", None)
-    if tensors.wanted is not None:
-        args, kwargs = random_inputs(tensors, [])
+    if request.shapes is not None:
+        args, kwargs = random_inputs(request, [])
         return Source(spec, model, args, kwargs)
     if inputs is None:
         raise no_shape(spec)
-    return _with_own_inputs(spec, model, inputs, tensors)
+    return _with_own_inputs(spec, model, inputs, request)
 
 
-def _with_own_inputs(spec: str, model: nn.Module, inputs: Any, tensors: Tensors) -> Source:
+def _with_own_inputs(spec: str, model: nn.Module, inputs: Any, request: InputRequest) -> Source:
     """Inputs as the user's code gives them: a tensor, a tuple, a dict of keywords, or a function of the batch size."""
     notes: tuple[str, ...] = ()
     if callable(inputs) and not isinstance(inputs, torch.Tensor):
-        inputs = call(f"{spec}: example_inputs", inputs, {"batch": tensors.size})
-    elif tensors.batch is not None:
-        notes = (f"batch {tensors.batch} was not used: {spec} gives its own example inputs",)
+        inputs = call(f"{spec}: example_inputs", inputs, {"batch": request.size})
+    elif request.batch is not None:
+        notes = (f"batch {request.batch} was not used: {spec} gives its own example inputs",)
     if isinstance(inputs, dict):
         return Source(spec, model, (), dict(inputs), notes)
     return Source(spec, model, tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,), {}, notes)
@@ -77,7 +77,7 @@ def _split(spec: str) -> tuple[str, str]:
 
 @contextlib.contextmanager
 def _first_on_path(folder: str) -> Iterator[None]:
-    """What `python file.py` would find beside the file is found here too."""
+    """Import from this folder first, as `python file.py` does."""
     sys.path.insert(0, folder)
     try:
         yield
@@ -128,8 +128,8 @@ def _named(module: ModuleType, name: str, place: str) -> Any:
     known = [other for other, value in vars(module).items() if callable(value) and not other.startswith("_")]
     near = closest(name, known)
     known = near + [other for other in known if other not in near]  # the likeliest first
-    more = f" and {len(known) - MOST_NAMED} more" if len(known) > MOST_NAMED else ""
-    listed = ", ".join(known[:MOST_NAMED]) or "nothing that can be called"
+    more = f" and {len(known) - MAX_FACTORIES_LISTED} more" if len(known) > MAX_FACTORIES_LISTED else ""
+    listed = ", ".join(known[:MAX_FACTORIES_LISTED]) or "nothing that can be called"
     raise UsageError(f"{place} has no factory {name!r}; it has {listed}{more}")
 
 

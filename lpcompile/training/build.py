@@ -71,8 +71,7 @@ def first_weights(spec: str, model: nn.Module) -> str:
 
     A consistent start sets branches of the model to zero, which must not happen to a user's trained weights.
     """
-    fresh = spec in REGISTRY or spec.startswith(("torchvision:", "timm:", "hf:"))
-    return "consistent" if fresh and trained(model) is None else "copy"
+    return "consistent" if sources.kind_of(spec).fresh and trained(model) is None else "copy"
 
 
 def make_trainer(job: Job, program: Program, total: int, **options: Any) -> Trainer:

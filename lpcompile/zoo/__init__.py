@@ -4,8 +4,11 @@
     for entry in zoo("timm"):
         model, make_inputs = entry.build()
 
-Four suites: `torchvision` (every classification model), `timm` (every family), `hf` (transformers, tiny configurations)
-and `user` (modules as people write them). Listing imports none of those packages; building an entry does.
+Four suites: `torchvision` (every classification model: `vision`), `timm` (every family: `timm_families`), `hf` (tiny
+configurations of transformers: `language`, from `hf_*`) and `user` (modules as people write them: `user_models`).
+Listing imports none of those packages; building an entry does. `check` compares one model with eager execution, with
+`aux_check` and `emit_check` for AuxNets and emitted code; `run` is the command.
+Imports the compiler, emit, draw and sources.
 """
 
 from __future__ import annotations

@@ -9,17 +9,17 @@ from torch import nn
 
 from lpcompile.compile import parallelize
 from lpcompile.program import Program
-from lpcompile.zoo.check import Row, short
-from lpcompile.zoo.entry import Inputs
+from lpcompile.zoo.check import short
+from lpcompile.zoo.entry import Inputs, ZooRow
 
 SEED = 7
 
 
-def aux_check(model: nn.Module, program: Program, inputs: Inputs) -> Row:
+def aux_check(model: nn.Module, program: Program, inputs: Inputs) -> ZooRow:
     """`aux`: "right", or what is wrong with the AuxNets at K stages and at two; with their kinds and the largest share.
     Never raises."""
     args, kwargs = inputs
-    row: Row = {}
+    row: ZooRow = {}
     try:
         two = parallelize(model, 2, example_inputs=args, example_kwargs=kwargs, cost="flops", gate=False)
         wrong = [f"K = {p.plan.K}: {w}" for p in (program, two) for w in problems(p, inputs)]

@@ -17,19 +17,17 @@ from torch import nn
 
 from lpcompile.compile import parallelize
 from lpcompile.errors import LpError, PlanError
-from lpcompile.zoo.entry import Inputs, ZooEntry
+from lpcompile.zoo.entry import Inputs, ZooEntry, ZooRow
 
-Row = dict[str, Any]
 SEED = 7
 
 
-def check(entry: ZooEntry, K: int = 4, *, peers: bool = True, emit: bool = False) -> Row:
-    """Everything the zoo table shows of one model. Never raises for what a model or a front end does.
+def check(entry: ZooEntry, K: int = 4, *, peers: bool = True, emit: bool = False) -> ZooRow:
+    """Everything that the zoo table shows of one model. An error of a model or a front end is a result, not raised.
 
-    With `emit` the AuxNets and the emitted code are checked too, and, to save time, the gate and the second batch size
-    are left out.
+    With `emit` AuxNets and emitted code are checked too; to save time, without the gate and a second batch size.
     """
-    row: Row = {"name": entry.name, "suite": entry.suite}
+    row: ZooRow = {"name": entry.name, "suite": entry.suite}
     try:
         model, make_inputs = entry.build()
         inputs = make_inputs(2)
@@ -43,9 +41,9 @@ def check(entry: ZooEntry, K: int = 4, *, peers: bool = True, emit: bool = False
     return row
 
 
-def ours(model: nn.Module, inputs: Inputs, make_inputs: Callable[[int], Inputs], K: int, emit: bool = False) -> Row:
+def ours(model: nn.Module, inputs: Inputs, make_inputs: Callable[[int], Inputs], K: int, emit: bool = False) -> ZooRow:
     start = time.perf_counter()
-    row: Row = {}
+    row: ZooRow = {}
     args, kwargs = inputs
     compile_ = partial(parallelize, model, example_inputs=args, example_kwargs=kwargs, cost="flops", gate=not emit)
     try:
@@ -90,7 +88,7 @@ def differences(
     evaluate: bool = True,
     owner: nn.Module | None = None,
 ) -> list[str]:
-    """What differs in outputs, gradients and buffers after a training step, and in outputs in evaluation.
+    """Differences in outputs, gradients and buffers after a training step, and in outputs in evaluation.
 
     `owner` holds the parameters of `other` where they are not the model's.
     """
@@ -191,7 +189,7 @@ def _split_points(model: nn.Module, K: int) -> list[str]:
 
 
 def _forward_differences(model: nn.Module, call: Callable[..., Any], owner: nn.Module, inputs: Inputs) -> str:
-    """Outputs and buffers of one training forward; the peers are only held to that."""
+    """Compare outputs and buffers of one training forward; more is not asked of the peers."""
     twin = copy.deepcopy(model).train()
     args, kwargs = copy.deepcopy(inputs)
     with torch.no_grad():

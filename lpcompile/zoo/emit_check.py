@@ -5,7 +5,6 @@ from __future__ import annotations
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
@@ -15,12 +14,10 @@ from lpcompile.errors import LpError
 from lpcompile.program import Program
 from lpcompile.zoo.aux_check import chain
 from lpcompile.zoo.check import differences, short
-from lpcompile.zoo.entry import Inputs
-
-Row = dict[str, Any]
+from lpcompile.zoo.entry import Inputs, ZooRow
 
 
-def emit_check(model: nn.Module, program: Program, inputs: Inputs) -> Row:
+def emit_check(model: nn.Module, program: Program, inputs: Inputs) -> ZooRow:
     """`emit`: "exact", or what went wrong; `emit_seconds`: how long writing took. Never raises."""
     with tempfile.TemporaryDirectory() as folder:
         start = time.perf_counter()

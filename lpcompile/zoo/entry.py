@@ -1,7 +1,6 @@
 """One model of the zoo, and the makers of its inputs.
 
-Entries are data: listing the zoo imports neither torchvision, timm nor transformers, so that a command can print
-or filter it at once; the packages are imported when an entry is built.
+Entries are data: listing and filtering the zoo imports neither torchvision, timm nor transformers.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ import torch
 from torch import nn
 
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
+ZooRow = dict[str, Any]  # the results for one model, as the JSON lines of `zoo --output` hold them
 InputMaker = Callable[[int], Inputs]
 
 
@@ -21,7 +21,7 @@ InputMaker = Callable[[int], Inputs]
 class ZooEntry:
     """A named model that can be built any number of times, always with the same weights.
 
-    `heavy` marks what a small machine should skip: too many parameters, or a step of many seconds.
+    `heavy` marks models that a small machine should skip: many parameters, or a step of many seconds.
 
         model, make_inputs = entry.build()
         args, kwargs = make_inputs(2)
@@ -34,7 +34,7 @@ class ZooEntry:
     heavy: bool = False
 
     def build(self) -> tuple[nn.Module, InputMaker]:
-        """The model in train mode and its input maker; the caller's random state is left as it was."""
+        """The model in train mode and its input maker; the caller's random state is not changed."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             model, inputs = self.make()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from lpcompile.zoo.entry import padded_text, plain_text
-from lpcompile.zoo.hf_text import ENCODER, SPECIAL, Row
+from lpcompile.zoo.hf_text import ENCODER, SPECIAL, HfModel
 
 DECODER = {**ENCODER, **SPECIAL, "use_cache": False}
 GPT = {"vocab_size": 99, "n_embd": 32, "n_layer": 8, "n_head": 4, "n_positions": 64, "use_cache": False, **SPECIAL}
@@ -14,11 +14,11 @@ HEAD = {"num_key_value_heads": 2, "head_dim": 8}
 MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 
 
-def _decoder(name: str, stem: str, **extra: Any) -> Row:
+def _decoder(name: str, stem: str, **extra: Any) -> HfModel:
     return name, f"{stem}Config", f"{stem}ForCausalLM", {**DECODER, **extra}, padded_text
 
 
-DECODERS: list[Row] = [
+DECODERS: list[HfModel] = [
     ("gpt2", "GPT2Config", "GPT2LMHeadModel", GPT, padded_text),
     (
         "gpt_neo",

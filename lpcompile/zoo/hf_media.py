@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from lpcompile.zoo.entry import InputMaker, Inputs, floats, token_ids
-from lpcompile.zoo.hf_text import SEQ2SEQ, Row
+from lpcompile.zoo.hf_text import SEQ2SEQ, HfModel
 
 VIT = {
     "hidden_size": 32,
@@ -25,6 +25,13 @@ SWIN = {
 }
 CONVNEXT = {"hidden_sizes": [16, 24, 32, 48], "depths": [2, 2, 4, 2], "drop_path_rate": 0.1}
 RESNET = {"embedding_size": 16, "hidden_sizes": [16, 32, 48, 64], "depths": [2, 2, 4, 2]}
+PVT = {
+    "image_size": 64,
+    "hidden_sizes": [16, 24, 32, 48],
+    "depths": [2, 2, 2, 2],
+    "num_attention_heads": [1, 2, 2, 4],
+    "mlp_ratios": [2, 2, 2, 2],
+}
 WAV2VEC2 = {
     "vocab_size": 32,
     "hidden_size": 32,
@@ -42,11 +49,11 @@ WAV2VEC2 = {
 }
 
 
-def _image(name: str, stem: str, kwargs: dict[str, Any], size: int = 64) -> Row:
+def _image(name: str, stem: str, kwargs: dict[str, Any], size: int = 64) -> HfModel:
     return name, f"{stem}Config", f"{stem}ForImageClassification", kwargs, floats(3, size, size)
 
 
-def _speech(name: str, stem: str, **extra: Any) -> Row:
+def _speech(name: str, stem: str, **extra: Any) -> HfModel:
     return name, f"{stem}Config", f"{stem}ForCTC", {**WAV2VEC2, **extra}, floats(4000)
 
 
@@ -58,7 +65,7 @@ def _mel_and_target(bands: int, frames: int) -> InputMaker:
     return make
 
 
-VISION: list[Row] = [
+VISION: list[HfModel] = [
     _image("vit", "ViT", VIT, 32),
     _image("deit", "DeiT", VIT, 32),
     _image("beit", "Beit", {**VIT, "use_relative_position_bias": True}, 32),
@@ -113,28 +120,8 @@ VISION: list[Row] = [
         "PoolFormer",
         {"hidden_sizes": [16, 24, 32, 48], "depths": [2, 2, 4, 2], "drop_path_rate": 0.1},
     ),
-    _image(
-        "pvt",
-        "Pvt",
-        {
-            "image_size": 64,
-            "hidden_sizes": [16, 24, 32, 48],
-            "depths": [2, 2, 2, 2],
-            "num_attention_heads": [1, 2, 2, 4],
-            "mlp_ratios": [2, 2, 2, 2],
-        },
-    ),
-    _image(
-        "pvt_v2",
-        "PvtV2",
-        {
-            "image_size": 64,
-            "hidden_sizes": [16, 24, 32, 48],
-            "depths": [2, 2, 2, 2],
-            "num_attention_heads": [1, 2, 2, 4],
-            "mlp_ratios": [2, 2, 2, 2],
-        },
-    ),
+    _image("pvt", "Pvt", PVT),
+    _image("pvt_v2", "PvtV2", PVT),
     _image("cvt", "Cvt", {"embed_dim": [16, 32, 48], "num_heads": [1, 2, 3], "depth": [1, 2, 4]}),
     _image(
         "levit",
@@ -161,7 +148,7 @@ VISION: list[Row] = [
     _image("textnet", "TextNet", {"image_size": [64, 64]}),
 ]
 
-AUDIO: list[Row] = [
+AUDIO: list[HfModel] = [
     _speech("wav2vec2", "Wav2Vec2"),
     _speech("hubert", "Hubert"),
     _speech("unispeech", "UniSpeech"),

@@ -6,8 +6,8 @@ from typing import Any
 
 from lpcompile.zoo.entry import InputMaker, padded_text, plain_text, source_and_target
 
-# A row is: name, configuration class, model class, configuration arguments, input maker.
-Row = tuple[str, str, str, dict[str, Any], InputMaker]
+# Name, configuration class, model class, configuration arguments, input maker.
+HfModel = tuple[str, str, str, dict[str, Any], InputMaker]
 
 SPECIAL = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 ENCODER = {
@@ -45,15 +45,15 @@ T5 = {
 }
 
 
-def _encoder(name: str, stem: str, **extra: Any) -> Row:
+def _encoder(name: str, stem: str, **extra: Any) -> HfModel:
     return name, f"{stem}Config", f"{stem}ForSequenceClassification", {**ENCODER, **extra}, padded_text
 
 
-def _seq2seq(name: str, stem: str, **extra: Any) -> Row:
+def _seq2seq(name: str, stem: str, **extra: Any) -> HfModel:
     return name, f"{stem}Config", f"{stem}ForConditionalGeneration", {**SEQ2SEQ, **extra}, source_and_target
 
 
-ENCODERS: list[Row] = [
+ENCODERS: list[HfModel] = [
     _encoder("bert", "Bert"),
     _encoder("roberta", "Roberta", pad_token_id=1),
     _encoder("electra", "Electra", embedding_size=32),
@@ -143,7 +143,7 @@ ENCODERS: list[Row] = [
     ),
 ]
 
-ENCODER_DECODERS: list[Row] = [
+ENCODER_DECODERS: list[HfModel] = [
     ("t5", "T5Config", "T5ForConditionalGeneration", T5, source_and_target),
     (
         "t5_gated",

@@ -7,7 +7,7 @@ from torch import nn
 from lpcompile.zoo import hf_decoders, hf_media, hf_text
 from lpcompile.zoo.entry import InputMaker, ZooEntry
 
-ROWS = [
+MODELS = [
     *hf_text.ENCODERS,
     *hf_decoders.DECODERS,
     *hf_text.ENCODER_DECODERS,
@@ -16,7 +16,7 @@ ROWS = [
 ]
 
 
-def _entry(row: hf_text.Row) -> ZooEntry:
+def _entry(row: hf_text.HfModel) -> ZooEntry:
     name, config, model, kwargs, inputs = row
 
     def make() -> tuple[nn.Module, InputMaker]:
@@ -28,4 +28,4 @@ def _entry(row: hf_text.Row) -> ZooEntry:
 
 
 def entries() -> list[ZooEntry]:
-    return [_entry(row) for row in ROWS]
+    return [_entry(row) for row in MODELS]

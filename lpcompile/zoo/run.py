@@ -17,15 +17,13 @@ import torch
 
 from lpcompile.core.tables import table
 from lpcompile.zoo import find
-from lpcompile.zoo.entry import ZooEntry
-
-Row = dict[str, Any]
+from lpcompile.zoo.entry import ZooEntry, ZooRow
 
 
 def run(
     entries: Sequence[ZooEntry], *, K: int = 4, jobs: int = 1, seconds: float = 240.0, peers: bool = True,
     emit: bool = False, output: Path | None = None,
-) -> list[Row]:  # fmt: skip
+) -> list[ZooRow]:  # fmt: skip
     """Check the entries, `jobs` at a time with one thread each; a model that takes longer than `seconds` is ended.
 
     With `output`, rows are appended to that file as JSON lines, and models already in it are not run again.
@@ -77,11 +75,11 @@ class _Worker:
         self.name, self.since = name, time.monotonic()
         self.inbox.put(name)
 
-    def poll(self, seconds: float) -> Row | None:
+    def poll(self, seconds: float) -> ZooRow | None:
         if self.name is None:
             return None
         try:
-            row: Row = self.outbox.get_nowait()
+            row: ZooRow = self.outbox.get_nowait()
         except queue.Empty:
             late = time.monotonic() - self.since > seconds
             if self.process.is_alive() and not late:
@@ -116,19 +114,19 @@ def _work(inbox: Any, outbox: Any, index: int, options: dict[str, Any]) -> None:
         outbox.put(check(find(name), **options))
 
 
-def _known(output: Path | None) -> dict[str, Row]:
+def _known(output: Path | None) -> dict[str, ZooRow]:
     if output is None or not output.exists():
         return {}
     rows = [json.loads(line) for line in output.read_text().splitlines() if line.strip()]
     return {row["name"]: row for row in rows}
 
 
-def _progress(done: int, total: int, row: Row) -> None:
+def _progress(done: int, total: int, row: ZooRow) -> None:
     why = f" ({row['why']})" if row.get("why") else ""
     print(f"[{done}/{total}] {row['name']}: {row['status']}{why}"[:200], file=sys.stderr, flush=True)
 
 
-def report(rows: Sequence[Row], K: int) -> str:
+def report(rows: Sequence[ZooRow], K: int) -> str:
     """Coverage beside the peers, balance, and every model that is not exact with its reason."""
     ran = [r for r in rows if r["status"] != "does not build"]
     suites = list(dict.fromkeys(r["suite"] for r in ran))
@@ -154,7 +152,7 @@ def report(rows: Sequence[Row], K: int) -> str:
     return "\n".join(text)
 
 
-def _coverage(rows: Sequence[Row], K: int) -> list[str]:
+def _coverage(rows: Sequence[ZooRow], K: int) -> list[str]:
     total = len(rows)
 
     def count(condition: Any) -> str:

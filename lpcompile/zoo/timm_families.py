@@ -121,7 +121,7 @@ MORE = """
 """.split()
 
 # Smaller inputs where the published ones make a step take many seconds; the layers are the same.
-INPUT = {
+INPUT_SIZE = {
     "csatv2": 256,
     "inception_resnet_v2": 160,
     "inception_v3": 160,
@@ -132,7 +132,7 @@ INPUT = {
     "xception41p": 160,
 }
 # Transformers that fix their grid when they are built are told the smaller input.
-IMAGE = {"gemma4_vit_167m": 96, "naflexvit_base_patch16_gap": 128, "qwen3_vit_88m": 128}
+IMAGE_SIZE = {"gemma4_vit_167m": 96, "naflexvit_base_patch16_gap": 128, "qwen3_vit_88m": 128}
 HEAVY = {"deepseek_vit_412m"}  # 412 million parameters at 546 px: a step takes minutes
 
 
@@ -140,10 +140,10 @@ def _entry(name: str) -> ZooEntry:
     def make() -> tuple[nn.Module, InputMaker]:
         import timm
 
-        kwargs: dict[str, Any] = {"img_size": IMAGE[name]} if name in IMAGE else {}
+        kwargs: dict[str, Any] = {"img_size": IMAGE_SIZE[name]} if name in IMAGE_SIZE else {}
         model: nn.Module = timm.create_model(name, pretrained=False, **kwargs)
         channels, height, width = model.pretrained_cfg["input_size"]  # type: ignore[index]
-        size = INPUT.get(name) or IMAGE.get(name)
+        size = INPUT_SIZE.get(name) or IMAGE_SIZE.get(name)
         return model, floats(channels, size or height, size or width)
 
     return ZooEntry(f"timm:{name}", "timm", make, heavy=name in HEAVY)

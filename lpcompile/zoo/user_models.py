@@ -1,4 +1,4 @@
-"""Modules as users write them, the part of the zoo on which nobody's compiler was tuned."""
+"""Modules as users write them: no compiler was tuned on these."""
 
 from __future__ import annotations
 

@@ -15,6 +15,7 @@ from lpcompile import sources
 from lpcompile.cli.main import main
 from lpcompile.core.plan import Plan
 from lpcompile.core.tables import stage_table
+from lpcompile.planning import print_after
 from lpcompile.simulate.outlook import outlook
 from tests.simulate.even_plan import even_plan
 
@@ -258,3 +259,14 @@ def test_inputs_that_the_model_itself_refuses_are_not_called_a_problem_of_captur
 def test_zoo_checks_named_models(capsys):
     assert main(["zoo", "user:EarlyExits", "--no-peers"]) == 0
     assert "1 (100 %)" in capsys.readouterr().out
+
+
+def test_artefacts_are_printed_after_a_pass_beside_the_json(monkeypatch, capsys):
+    monkeypatch.setattr(print_after, "_requested", ())
+    assert main(["inspect", "resnet20", "-K", "2", "--cost", "flops", "--json", "--print-after", "cuts,gate"]) == 0
+    printed = capsys.readouterr()
+    assert [line for line in printed.err.splitlines() if line.startswith("== after")] == [
+        "== after cuts ==",
+        "== after gate ==",
+    ]
+    assert json.loads(printed.out)["K"] == 2

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
 
+from lpcompile import sources
 from lpcompile.errors import UsageError
-from lpcompile.sources import DEFAULT_BATCH, Source, load
+from lpcompile.models import REGISTRY
+from lpcompile.sources import BUILT_IN, DEFAULT_BATCH, KINDS, PYTHON, Source, kind_of, load
 
 TINY_BERT = {
     "vocab_size": 50,
@@ -37,6 +41,48 @@ def test_a_built_in_name_comes_with_its_inputs() -> None:
     assert run(source).shape == (2, 10)
     assert shapes(load("resnet20"))[0][0] == DEFAULT_BATCH
     assert run(load("gpt_tiny", batch=2, vocabulary=300)).shape == (2, 64, 300)
+
+
+@pytest.mark.parametrize(
+    ("spec", "form", "fresh"),
+    [
+        ("resnet20", "NAME", True),
+        ("no_such_model", "NAME", True),
+        ("torchvision:resnet18", "torchvision:NAME", True),
+        ("timm:x", "timm:NAME", True),
+        ("hf:folder/config.json", "hf:TYPE", True),
+        ("net.py", "package.module:factory or file.py", False),
+        ("path/net.py:build", "package.module:factory or file.py", False),
+        ("timm.models:create", "package.module:factory or file.py", False),
+        ("C:/net.py", "package.module:factory or file.py", False),
+    ],
+)
+def test_a_name_tells_its_kind_and_whether_its_weights_are_fresh(spec: str, form: str, fresh: bool) -> None:
+    assert (kind_of(spec).form, kind_of(spec).fresh) == (form, fresh)
+
+
+def test_every_kind_of_the_table_has_a_loader_and_its_example_is_of_that_kind() -> None:
+    for kind in KINDS:
+        module, _, function = kind.loader.partition(":")
+        assert callable(getattr(importlib.import_module(f"lpcompile.sources.{module}"), function))
+        assert all(kind_of(word.split()[0]) is kind for word in kind.example.replace(" or ", ", ").split(", "))
+    assert [kind for kind in KINDS if not kind.prefix] == [BUILT_IN, PYTHON]
+
+
+def test_an_unknown_name_lists_all_kinds() -> None:
+    with pytest.raises(UsageError) as raised:
+        load("qqqq")
+    assert str(raised.value) == (
+        "no built-in model 'qqqq'; the built-in models are " + ", ".join(REGISTRY) + ". Models from "
+        "elsewhere are written torchvision:NAME, timm:NAME, hf:TYPE, package.module:factory or file.py"
+    )
+
+
+def test_the_table_is_read_without_torch() -> None:
+    code = "import sys, lpcompile.sources as s; s.KINDS; print('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "False"
+    with pytest.raises(AttributeError, match=r"'lpcompile\.sources' has no attribute 'sorce'"):
+        sources.sorce  # noqa: B018
 
 
 def test_the_seed_decides_weights_and_inputs_and_the_callers_random_state_is_kept() -> None:

@@ -68,7 +68,7 @@ def test_a_user_model_trains_at_several_batch_sizes(entry: ZooEntry) -> None:
 
 def test_every_torchvision_classifier_is_listed() -> None:
     torchvision = pytest.importorskip("torchvision")
-    from lpcompile.zoo.vision import NAMES
+    from lpcompile.sources.packages import TORCHVISION_CLASSIFIERS as NAMES
 
     offered = {*torchvision.models.list_models(module=torchvision.models)}
     assert {*NAMES} <= offered
