@@ -286,7 +286,7 @@ def too_many_stages(captured: Captured, K: int, most: int, options: Options) -> 
             reasons[key] = reasons.get(key, 0) + 1
     common = sorted(reasons, key=lambda r: -reasons[r])[:3]
     why = "; ".join(f"{reasons[r]} positions: {r}" for r in common) or "the model has no more steps"
-    whole = captured._lp.whole
+    whole = captured._lp.kept_whole
     hint = f" (kept whole: {', '.join(whole[:4])})" if whole else ""
     return PlanError(
         f"K = {K} stages are too many: the model can be cut into at most {most}{hint}; ask for K <= {most}. "

@@ -152,7 +152,7 @@ class Program(nn.Module):
 
     def _check_unchanged(self, captured: Captured, training: bool, args: Any, kwargs: Any) -> None:
         """A number, flag or hook of the model was changed since: harmless only if the graph is still the same."""
-        guard = captured._lp.guard
+        guard = captured._lp.attribute_guard
         change = guard.changed(training)
         if change is None:
             return

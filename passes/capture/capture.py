@@ -24,8 +24,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from lpcompile.errors import CaptureError, UsageError
 from lpcompile.passes.capture import explain
+from lpcompile.passes.capture.attribute_guard import AttributeGuard
 from lpcompile.passes.capture.caches import FunctionCaches, forget_fakes
-from lpcompile.passes.capture.guards import Guard
 from lpcompile.passes.capture.recorder import Recorder, Unrecordable
 from lpcompile.passes.capture.shadow import Shadow, fake_tensor
 from lpcompile.passes.capture.signature import Signature, example_call, make_signature
@@ -57,11 +57,11 @@ class CaptureInfo:
     signature: Signature
     trees: dict[bool, Tree]
     notes: tuple[str, ...]
-    whole: tuple[str, ...]  # modules kept whole that are no layers
+    kept_whole: tuple[str, ...]  # modules kept whole that are no layers
     batch_free: bool
     small_inputs: list[torch.Tensor] | None  # inputs with smaller images that run the very same graph
     written: tuple[str, ...]  # parameters that forward itself writes into
-    guard: Guard
+    attribute_guard: AttributeGuard
 
 
 class Captured(TwoModeModule):
@@ -91,7 +91,7 @@ class _Attempt:
 
     model: nn.Module
     signature: Signature
-    whole: set[str]
+    kept_whole: set[str]
     real: bool
     specialise: bool
     notes: list[str] = field(default_factory=list)
@@ -108,7 +108,7 @@ class _Attempt:
         convert = self._alias if self.real else self._fake_input
         inputs = [convert(t) for t in tensors]
         args, kwargs = rebuild(inputs)
-        recorder = Recorder(shadow, frozenset(self.whole), self.specialise, self.watch_random)
+        recorder = Recorder(shadow, frozenset(self.kept_whole), self.specialise, self.watch_random)
         before, generators = snapshot(shadow.root), python_rng_state()
         names = [name for name, _ in self.signature.inputs]
         try:
@@ -143,7 +143,7 @@ class _Attempt:
             reason = "forward draws from Python's or numpy's random generator"
             remedy = "draw from torch's generator (torch.rand, torch.bernoulli) and use the result as a tensor"
             raise Unrecordable(recorder.random_path or "", reason, remedy=remedy)
-        called = {n.target for n in recorder.graph.nodes if n.op == "call_module"} | self.whole
+        called = {n.target for n in recorder.graph.nodes if n.op == "call_module"} | self.kept_whole
         refusals, large = [], []
         for change in changes(before, recorder.shadow.root, called):
             name = f"{change.path}.{change.attribute}".strip(".")
@@ -189,10 +189,10 @@ class _Attempt:
     def keep_whole(self, refusal: Unrecordable) -> None:
         """Keep the module whole; when two of a class have refused, the others are spared the attempt."""
         kind = type(self.model.get_submodule(refusal.path))
-        alike = [p for p, m in self.model.named_modules() if type(m) is kind and p not in self.whole]
-        second = any(type(self.model.get_submodule(p)) is kind for p in self.whole)
+        alike = [p for p, m in self.model.named_modules() if type(m) is kind and p not in self.kept_whole]
+        second = any(type(self.model.get_submodule(p)) is kind for p in self.kept_whole)
         paths = alike if second else [refusal.path]
-        self.whole.update(paths)
+        self.kept_whole.update(paths)
         others = f" (and {len(paths) - 1} more {kind.__name__})" if len(paths) > 1 else ""
         self.notes.append(f"{refusal.path} is kept whole{others}: {refusal.reason}{explain.at(refusal.source)}")
 
@@ -277,7 +277,7 @@ def _insist(attempt: _Attempt, tensors: list[torch.Tensor], training: bool, rebu
             path = error.path
             if error.stray and not attempt.warmed and not explain.has_meta(attempt.model):
                 attempt.warm_caches(tensors, rebuild)
-            elif path and path not in attempt.whole:
+            elif path and path not in attempt.kept_whole:
                 for refusal in (error, *error.also):
                     attempt.keep_whole(refusal)
             elif not attempt.real and front_end == "auto" and not explain.has_meta(attempt.model):
@@ -349,16 +349,17 @@ def _assemble(
         recording.graph.lint()
     specs = [n.meta["spec"] for n in modes[True].graph.nodes if n.op == "placeholder"]
     inputs = tuple((name, spec) for (name, _), spec in zip(attempt.signature.inputs, specs, strict=True))
+    leaves = {str(n.target) for r in modes.values() for n in r.graph.nodes if n.op == "call_module"}
     info = CaptureInfo(
         model=model,
         signature=Signature(attempt.signature.parameters, attempt.signature.trees, inputs),
         trees={m: r.tree for m, r in modes.items()},
         notes=tuple(dict.fromkeys(attempt.notes)),
-        whole=tuple(sorted(attempt.whole)),
+        kept_whole=tuple(sorted(attempt.kept_whole)),
         batch_free=free,
         small_inputs=small,
         written=tuple(sorted(_state_writes(modes) & set(dict(model.named_parameters())))),
-        guard=Guard(model, {str(n.target) for r in modes.values() for n in r.graph.nodes if n.op == "call_module"}),
+        attribute_guard=AttributeGuard(model, leaves),
     )
     captured = Captured({m: r.graph for m, r in modes.items()}, f"Captured{type(model).__name__}", _lp=info)
     captured._lp_fill(model, state)

@@ -63,15 +63,15 @@ class Unrecordable(Exception):
 
 
 class Recorder(TorchFunctionMode):
-    """Records `shadow.root(*args, **kwargs)` into `graph`; `whole` names modules to keep as leaves.
+    """Records `shadow.root(*args, **kwargs)` into `graph`; `kept_whole` names modules to keep as leaves.
 
     `specialise` freezes branches on data at what they were for the example inputs (real tensors only).
     """
 
-    def __init__(self, shadow: Shadow, whole: frozenset[str] = frozenset(), specialise: bool = False,
+    def __init__(self, shadow: Shadow, kept_whole: frozenset[str] = frozenset(), specialise: bool = False,
                  watch_random: bool = False) -> None:  # fmt: skip
         super().__init__()
-        self.shadow, self.whole, self.specialise = shadow, whole, specialise
+        self.shadow, self.kept_whole, self.specialise = shadow, kept_whole, specialise
         self.real = shadow.fake_mode is None
         self.graph = fx.Graph()
         self.constants: dict[str, torch.Tensor] = {}
@@ -131,7 +131,7 @@ class Recorder(TorchFunctionMode):
         path = self.shadow.path_of(module)
         if self._paused:
             return call()
-        if not path or not (path in self.whole or is_leaf(module)):
+        if not path or not (path in self.kept_whole or is_leaf(module)):
             return self._trace_through(path, call)
         self._stack.append(path)
         generators = rng_state() if self.watch_random else None
@@ -161,7 +161,7 @@ class Recorder(TorchFunctionMode):
     def _call_whole(self, path: str, call: Callable[[], Any], args: Any, kwargs: Any) -> Any:
         """Run a leaf. One kept whole because it looks into its tensors runs on real stand-ins, to learn its shapes."""
         mode = self.shadow.fake_mode
-        if mode is None or path not in self.whole:
+        if mode is None or path not in self.kept_whole:
             return call()
         try:
             return call()

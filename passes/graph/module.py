@@ -11,7 +11,7 @@ from torch import fx, nn
 
 from lpcompile.passes.graph.serial import from_data, to_data
 
-Link = tuple[dict[str, Any], str, dict[str, Any]]  # a registry of ours, an entry in it, the model's registry
+RegistryLink = tuple[dict[str, Any], str, dict[str, Any]]  # a registry of ours, an entry in it, the model's registry
 
 
 class TwoModeModule(fx.GraphModule):
@@ -24,7 +24,7 @@ class TwoModeModule(fx.GraphModule):
 
     _lp_graphs: dict[bool, fx.Graph]
     _lp_forwards: dict[bool, Callable[..., Any]]
-    _lp_links: list[Link]
+    _lp_links: list[RegistryLink]
     _lp_name: str
     _lp_notes: dict[str, Any]
     forward: Callable[..., Any]
@@ -131,9 +131,9 @@ def _restore(
     return made
 
 
-def follow(stage: nn.Module, model: nn.Module) -> list[Link]:
+def follow(stage: nn.Module, model: nn.Module) -> list[RegistryLink]:
     """Where in the model each entry of a stage's containers comes from."""
-    links: list[Link] = []
+    links: list[RegistryLink] = []
     for path, module in stage.named_modules(remove_duplicate=False):
         owner = _at(model, path)
         if owner is not None and owner is not module:
@@ -143,7 +143,7 @@ def follow(stage: nn.Module, model: nn.Module) -> list[Link]:
     return [(m, n, t) for m, n, t in links if m[n] is t[n]]
 
 
-def refresh(links: list[Link]) -> None:
+def refresh(links: list[RegistryLink]) -> None:
     """Take over what has been replaced in the model since: `model.to(...)` makes new buffers, users new layers."""
     for mine, name, theirs in links:
         if mine[name] is not theirs.get(name) and name in theirs:

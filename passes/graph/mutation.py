@@ -37,11 +37,11 @@ def snapshot(root: nn.Module) -> Snapshot:
     }
 
 
-def changes(before: Snapshot, root: nn.Module, whole: set[str]) -> list[Change]:
-    """Attributes that forward assigned in modules outside the `whole` ones (which replay themselves)."""
+def changes(before: Snapshot, root: nn.Module, kept_whole: set[str]) -> list[Change]:
+    """Attributes that forward assigned in modules outside the `kept_whole` ones (which replay themselves)."""
     found = []
     for path, module in root.named_modules():
-        if path not in before or inside(path, whole):
+        if path not in before or inside(path, kept_whole):
             continue
         attributes, buffers = before[path]
         found += [Change(path, k, "buffer") for k, b in module._buffers.items() if buffers.get(k) != id(b)]

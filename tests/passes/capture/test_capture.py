@@ -172,7 +172,7 @@ class DataBranch(nn.Module):
 def test_modules_that_a_graph_cannot_replay_stay_whole_and_live(kind, reason):
     model = nn.Sequential(nn.Linear(4, 4), nn.Sequential(kind(), nn.ReLU()), nn.Linear(4, 4), nn.Linear(4, 4))
     captured = lpcompile.capture(model, torch.randn(2, 4))
-    assert captured._lp.whole == ("1.0",)
+    assert captured._lp.kept_whole == ("1.0",)
     assert any("1.0 is kept whole" in n and reason in n for n in captured._lp.notes)
     for seed in range(6):
         x = torch.randn(3, 4)
@@ -229,7 +229,7 @@ def test_layer_drop_of_rate_zero_is_no_branch():
 
     model, x = Dropping(), torch.randn(2, 4)
     captured = lpcompile.capture(model, x)
-    assert captured._lp.whole == ()
+    assert captured._lp.kept_whole == ()
     assert torch.equal(run(captured, x), run(model, x))  # the draws stay, so the generator advances alike
 
 

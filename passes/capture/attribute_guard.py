@@ -12,7 +12,7 @@ from lpcompile.passes.graph.tree import SCALARS
 Facts = dict[str, dict[str, Any]]
 
 
-class Guard:
+class AttributeGuard:
     """Numbers, flags and hooks of the modules that were traced through; leaves are live and need no guard."""
 
     def __init__(self, model: nn.Module, leaves: set[str]) -> None:
