@@ -26,7 +26,8 @@ from lpcompile.errors import CaptureError, UsageError
 from lpcompile.passes.capture import explain
 from lpcompile.passes.capture.attribute_guard import AttributeGuard
 from lpcompile.passes.capture.caches import FunctionCaches, forget_fakes
-from lpcompile.passes.capture.recorder import Recorder, Unrecordable
+from lpcompile.passes.capture.recorder import Recorder
+from lpcompile.passes.capture.refusal import Unrecordable
 from lpcompile.passes.capture.shadow import Shadow, fake_tensor
 from lpcompile.passes.capture.signature import Signature, example_call, make_signature
 from lpcompile.passes.graph.batch import (
@@ -114,7 +115,7 @@ class _Attempt:
         try:
             tree = recorder.run(list(zip(names, inputs, strict=True)), lambda root: root(*args, **kwargs))
         except Exception as error:
-            raise explain.blame(error, recorder) from error
+            raise explain.blame(error, recorder.trail) from error
         finally:
             self.caches.forget_fakes()
         self._check_state(recorder, before, generators, lambda: shadow.root(*args, **kwargs))

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from lpcompile.errors import CaptureError, UsageError
-from lpcompile.passes.capture.recorder import Recorder, Unrecordable
+from lpcompile.passes.capture.refusal import ModuleTrail, Unrecordable
 from lpcompile.passes.capture.values import is_library
 
 
@@ -35,11 +35,11 @@ def has_meta(model: nn.Module) -> bool:
     return any(t.device.type == "meta" for t in [*model.parameters(), *model.buffers()])
 
 
-def blame(error: Exception, recorder: Recorder) -> Unrecordable:
+def blame(error: Exception, trail: ModuleTrail) -> Unrecordable:
     """Which module an exception inside forward belongs to, and why, in words."""
     if isinstance(error, Unrecordable):
         return error
-    path, source = recorder.failed_at or ("", "")
+    path, source = trail.failed_at or ("", "")
     return Unrecordable(path, _reason(error), _line_of(error) or source)
 
 

@@ -10,9 +10,11 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+AutocastRegion = tuple[str, torch.dtype, bool, bool]  # device type, dtype, enabled, cache enabled
+
 
 class Listener(Protocol):
-    autocasts: list[tuple[str, torch.dtype, bool, bool]]
+    autocasts: list[AutocastRegion]
 
     def module_called(self, module: nn.Module, call: Callable[[], Any], args: Any, kwargs: Any) -> Any: ...
     def flag_read(self) -> None: ...
