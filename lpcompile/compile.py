@@ -17,8 +17,9 @@ from lpcompile.core.plan import Plan
 from lpcompile.core.progress import Progress, silent, within
 from lpcompile.errors import PlanError, UsageError
 from lpcompile.passes.auxnet.zeroing import refuse_trained
-from lpcompile.passes.capture.capture import Captured, capture, rebuilder
-from lpcompile.passes.capture.signature import example_call
+from lpcompile.passes.capture.capture import capture
+from lpcompile.passes.capture.captured import Captured
+from lpcompile.passes.capture.signature import example_call, rebuilder
 from lpcompile.passes.graph.batch import batch_size, resized
 from lpcompile.passes.partition.options import Pins
 from lpcompile.passes.partition.partition import Link

@@ -19,7 +19,7 @@ from lpcompile.emit.data import MODES, VERSION, io_from_json, signature_from_jso
 from lpcompile.emit.support import at, get, load_tensors, make_part, put, share, tie
 from lpcompile.errors import EmitError, InputError, LpError, UsageError
 from lpcompile.passes.auxnet.derive import AuxNet
-from lpcompile.passes.capture.capture import Captured
+from lpcompile.passes.capture.captured import Captured
 from lpcompile.passes.capture.signature import Signature
 from lpcompile.passes.codegen.tree_data import decode, tree_from_json
 from lpcompile.passes.graph.module import follow, install, refresh

@@ -15,7 +15,7 @@ from lpcompile.core.plan import AuxPlan, BoundaryPlan, Plan, StagePlan
 from lpcompile.core.progress import within
 from lpcompile.errors import PlanError
 from lpcompile.passes.auxnet.measure import effort_for
-from lpcompile.passes.capture.capture import Captured
+from lpcompile.passes.capture.captured import Captured
 from lpcompile.passes.graph.batch import batch_size, resized
 from lpcompile.passes.graph.liveness import liveness
 from lpcompile.passes.partition.options import HEAD_METHODS, PLAIN_METHODS

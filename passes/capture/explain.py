@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from lpcompile.errors import CaptureError, UsageError
-from lpcompile.passes.capture.refusal import ModuleTrail, Unrecordable
-from lpcompile.passes.capture.values import is_library
+from lpcompile.passes.capture.record.refusal import ModuleTrail, Unrecordable
+from lpcompile.passes.capture.record.values import is_library
 
 
 def check_model(model: Any) -> None:

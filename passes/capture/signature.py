@@ -6,6 +6,7 @@ import builtins
 import inspect
 import keyword
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,7 @@ from lpcompile.core.spec import TensorSpec
 from lpcompile.errors import InputError, UsageError
 from lpcompile.passes.graph.tree import Tree, flatten
 
+Rebuild = Callable[[list[torch.Tensor]], tuple[tuple[Any, ...], dict[str, Any]]]  # tensors -> arguments of forward
 # Names that generated code uses itself.
 _TAKEN = {"self", "torch", "inf", "nan", "device", "operator", "lpcompile", *dir(builtins)}
 
@@ -105,6 +107,21 @@ def make_signature(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[s
     if not inputs:
         raise UsageError("the example inputs hold no tensor; pass example_inputs=(x, ...) as the model is called")
     return Signature(parameters, trees, tuple(inputs))
+
+
+def rebuilder(signature: Signature) -> Rebuild:
+    """From a flat list of tensors back to the arguments of forward."""
+
+    def rebuild(tensors: list[torch.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        at, values = 0, {}
+        for name, tree in signature.trees.items():
+            values[name] = tree.unflatten(tensors[at : at + tree.count])
+            at += tree.count
+        bound = signature.parameters.bind_partial()
+        bound.arguments.update(values)
+        return bound.args, bound.kwargs
+
+    return rebuild
 
 
 def example_call(

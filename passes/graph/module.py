@@ -208,10 +208,3 @@ def _is_persistent(model: nn.Module, target: str) -> bool:
     path, _, field = target.rpartition(".")
     owner = _at(model, path)
     return owner is not None and field in owner._buffers and field not in owner._non_persistent_buffers_set
-
-
-def map_graph(graph: fx.Graph, keep: Callable[[fx.Node], bool]) -> None:
-    """Remove, last to first, nodes that nothing uses and that `keep` does not want."""
-    for node in reversed(list(graph.nodes)):
-        if not node.users and node.op not in ("placeholder", "output") and not keep(node):
-            graph.erase_node(node)

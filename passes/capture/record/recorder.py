@@ -18,16 +18,16 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 
-from lpcompile.passes.capture.caches import holds_fake
-from lpcompile.passes.capture.graph_writer import GraphWriter
-from lpcompile.passes.capture.leaves import is_leaf
-from lpcompile.passes.capture.observer import Observation, Observer, storage_key
-from lpcompile.passes.capture.operations import TENSOR_HOOKS, VALUE_READS, operation, reads_size
-from lpcompile.passes.capture.patches import AutocastRegion, patched
-from lpcompile.passes.capture.provable import UnitRange
-from lpcompile.passes.capture.refusal import ModuleTrail, Unrecordable
-from lpcompile.passes.capture.shadow import Shadow, fake_tensor
-from lpcompile.passes.capture.values import may_hold, numbers, stand_in
+from lpcompile.passes.capture.record.caches import holds_fake
+from lpcompile.passes.capture.record.graph_writer import GraphWriter
+from lpcompile.passes.capture.record.leaves import is_leaf
+from lpcompile.passes.capture.record.observer import Observation, Observer, storage_key
+from lpcompile.passes.capture.record.operations import TENSOR_HOOKS, VALUE_READS, operation, reads_size
+from lpcompile.passes.capture.record.patches import AutocastRegion, patched
+from lpcompile.passes.capture.record.provable import UnitRange
+from lpcompile.passes.capture.record.refusal import ModuleTrail, Unrecordable
+from lpcompile.passes.capture.record.shadow import Shadow, fake_tensor
+from lpcompile.passes.capture.record.values import may_hold, numbers, stand_in
 from lpcompile.passes.graph.calls import Apply, Script
 from lpcompile.passes.graph.tree import SCALARS, Tree, flatten
 from lpcompile.passes.graph.untouched import python_rng_state, rng_state, set_rng_state

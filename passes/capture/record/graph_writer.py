@@ -11,11 +11,11 @@ from torch import fx, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from lpcompile.core.spec import TensorSpec
-from lpcompile.passes.capture.observer import Observation, storage_key
-from lpcompile.passes.capture.patches import AutocastRegion
-from lpcompile.passes.capture.refusal import ModuleTrail
-from lpcompile.passes.capture.shadow import Shadow
-from lpcompile.passes.capture.values import may_hold, nodes_in, source_line
+from lpcompile.passes.capture.record.observer import Observation, storage_key
+from lpcompile.passes.capture.record.patches import AutocastRegion
+from lpcompile.passes.capture.record.refusal import ModuleTrail
+from lpcompile.passes.capture.record.shadow import Shadow
+from lpcompile.passes.capture.record.values import may_hold, nodes_in, source_line
 from lpcompile.passes.graph.calls import Autocast, NoGrad, call_method, call_module, read_attribute
 from lpcompile.passes.graph.tree import SCALARS, flatten
 

@@ -14,7 +14,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from lpcompile.errors import CaptureError
-from lpcompile.passes.capture.leaves import is_leaf
+from lpcompile.passes.capture.record.leaves import is_leaf
 from lpcompile.passes.graph.mutation import INTERNAL
 
 

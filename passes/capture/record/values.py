@@ -13,7 +13,7 @@ from torch import fx, nn
 from lpcompile.passes.graph.tree import SCALARS
 
 _TORCH = f"{Path(torch.__file__).parent}{os.sep}"
-_OURS = f"{Path(__file__).parents[2]}{os.sep}"
+_OURS = f"{Path(__file__).parents[3]}{os.sep}"
 _AS_USERS = tuple(f"{_OURS}{room}{os.sep}" for room in ("models", "zoo"))  # models, written as a user writes them
 
 

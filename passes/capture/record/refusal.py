@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lpcompile.passes.capture.values import source_line
+from lpcompile.passes.capture.record.values import source_line
 
 
 class Unrecordable(Exception):
