@@ -1,4 +1,4 @@
-"""One way to record a model, kept over several recordings: what stays whole, which tensors, what was learnt."""
+"""The state of a capture over several recordings: modules kept whole, fake or real tensors, notes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Recording:
 
 @dataclass
 class Attempt:
-    """One way to record: which modules stay whole, on which tensors, and what has been learnt so far."""
+    """One configuration of the recorder. Refusals widen `kept_whole` or set `real`, then it records again."""
 
     model: nn.Module
     signature: Signature
@@ -70,7 +70,7 @@ class Attempt:
         self._check_state(recorder, before, generators, lambda: shadow.root(*args, **kwargs))
         recorder.graph.eliminate_dead_code(_has_effect)
         leaves = [self.model.get_submodule(str(n.target)) for n in recorder.graph.nodes if n.op == "call_module"]
-        own = any(not type(m).__module__.startswith("torch.nn.") for m in leaves)  # may give another kind of result
+        own = any(not type(m).__module__.startswith("torch.nn.") for m in leaves)  # its output may depend on the mode
         return Recording(
             recorder.graph, tree, dict(recorder.constants), recorder.reads_training or own, recorder.reads_sizes
         )
@@ -85,7 +85,7 @@ class Attempt:
         return fake.requires_grad_(tensor.requires_grad) if tensor.requires_grad else fake
 
     def _check_state(self, recorder: Recorder, before: Any, generators: Any, run: Callable[[], Any]) -> None:
-        """Modules that change themselves in ways a graph cannot replay are kept whole: say which and start again."""
+        """Refuse modules that change their own state in a way that a graph cannot replay."""
         if python_rng_state() != generators:
             if not self.watch_random:
                 self.watch_random = True  # record once more to learn which module it was
@@ -108,7 +108,7 @@ class Attempt:
         self._check_large(large, recorder.shadow.root, run)
 
     def _check_large(self, large: list[tuple[str, Change]], root: nn.Module, run: Callable[[], Any]) -> None:
-        """Attributes of modules too large to keep whole: what changes at every call cannot be replayed."""
+        """Refuse attributes that change at every call, in modules too large to keep whole."""
         if not large:
             return
         before = snapshot(root)
@@ -125,7 +125,7 @@ class Attempt:
                 raise Unrecordable("", f"forward changes the attribute {name} at every call", remedy=remedy)
 
     def warm_caches(self, tensors: list[torch.Tensor], rebuild: Rebuild) -> None:
-        """A cache of the user's took a fake tensor of an earlier recording: clear it, and let a real run fill it."""
+        """Clear the user's caches of fake tensors from an earlier recording and fill them by a real run."""
         self.warmed = True
         forget_fakes()
         args, kwargs = rebuild(tensors)
@@ -137,7 +137,7 @@ class Attempt:
             self.model(*args, **kwargs)
 
     def keep_whole(self, refusal: Unrecordable) -> None:
-        """Keep the module whole; when two of a class have refused, the others are spared the attempt."""
+        """Keep the module whole; from the second refusal of a class on, keep all modules of that class whole."""
         kind = type(self.model.get_submodule(refusal.path))
         alike = [p for p, m in self.model.named_modules() if type(m) is kind and p not in self.kept_whole]
         second = any(type(self.model.get_submodule(p)) is kind for p in self.kept_whole)

@@ -12,14 +12,14 @@ from lpcompile.passes.capture.record.refusal import Unrecordable
 from lpcompile.passes.capture.signature import Rebuild
 from lpcompile.passes.graph.batch import Different, batch_size, confirm, follows, resized, same_graph
 
-SMALL_IMAGE = 64  # the gate runs on images of this size where the graph is proven not to depend on it
+SMALL_IMAGE = 64  # pixels; the gate uses images of this size if the graph is proven not to depend on it
 SMALL_IMAGE_FLOPS = 4e9  # per sample: below this the gate is cheap anyway
 
 
 def free_batch(
     attempt: Attempt, recording: Recording, tensors: list[torch.Tensor], training: bool, rebuild: Rebuild
 ) -> tuple[dict[fx.Node, Any], list[torch.Tensor] | None]:
-    """The integers that follow the batch ({} where the graph is tied to its batch), and smaller inputs for the gate."""
+    """The integers that follow the batch ({} if the graph is tied to its batch), and smaller inputs for the gate."""
     batch = batch_size(tensors)
     if batch is None:
         return {}, None
@@ -33,7 +33,7 @@ def free_batch(
                 if second.tree.text != recording.tree.text:
                     raise Different(f"the output is {recording.tree} and {second.tree} at batch {size}")
                 marks = same_graph(recording.graph, second.graph, (batch, size), probe is smaller)
-                if recording.reads_sizes or follows(marks):  # two sizes fit any line: ask a third
+                if recording.reads_sizes or follows(marks):  # any two points fit a line: confirm with a third
                     third = 2 * batch + 5
                     confirm(marks, attempt.record(resized(probe, third), training, rebuild).graph, third)
                 return marks, probe if probe is smaller else None
@@ -49,7 +49,7 @@ def free_batch(
 
 
 def _small_images(graph: fx.Graph, tensors: list[torch.Tensor], batch: int) -> list[torch.Tensor] | None:
-    """The inputs with images of 64 px, where that saves the gate real time."""
+    """The inputs with images cropped to 64 px, or None if the gate would save little time."""
     flops = sum(n.meta.get("flops", 0) for n in graph.nodes) / max(batch, 1)
 
     def is_image(t: torch.Tensor) -> bool:

@@ -1,12 +1,12 @@
 """From a model and a batch to a graph.
 
 >>> captured = capture(model, x)
->>> captured(x)                  # what model(x) gives, bitwise, in the mode the model is in
+>>> captured(x)                  # bitwise equal to model(x), in the mode the model is in
 >>> print(captured.graph)        # layers under their own names, functions in program order
 
-The recorder runs first on fake tensors. Where a module cannot be recorded it is kept whole and the rest is recorded
-again; where that is not enough, forward runs once on the real tensors. Two recordings at different batch sizes free
-the graph from the batch size; one in eval mode is kept beside the training graph where the two differ.
+The recorder runs first on fake tensors. A module that cannot be recorded is kept whole and the rest is recorded
+again; if that is not enough, forward runs once on the real tensors. Two recordings at different batch sizes free
+the graph from the batch size; one in eval mode is kept beside the training graph if the two differ.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def capture(
 
     `leaf` names modules (qualified names or classes) to keep whole. `concrete_args` fixes arguments of forward to
     values that are not tensors. `front_end`: "auto" tries "fake" (fake tensors), then "real" (one forward on the real
-    tensors, branches on data kept whole); "specialise" freezes such branches at what they are for these inputs.
+    tensors, branches on data kept whole); "specialise" freezes such branches as these inputs take them.
     """
     explain.check_model(model)
     if front_end not in FRONT_ENDS:
@@ -57,7 +57,7 @@ def capture(
     tensors = signature.flat(args, kwargs)
     attempt = Attempt(model, signature, _leaf_paths(model, leaf), front_end in ("real", "specialise"),
                        front_end == "specialise")  # fmt: skip
-    log = logging.getLogger("torch._subclasses.fake_tensor")  # it prints what we are about to explain
+    log = logging.getLogger("torch._subclasses.fake_tensor")  # explain.py says the same in words
     level = log.level
     log.setLevel(logging.CRITICAL)
     try:
@@ -91,7 +91,7 @@ def _capture(attempt: Attempt, tensors: list[torch.Tensor], rebuild: Rebuild, fr
 def _insist(
     attempt: Attempt, tensors: list[torch.Tensor], training: bool, rebuild: Rebuild, front_end: str
 ) -> Recording:
-    """Record; keep the innermost module that refuses whole and try again, on real tensors where fake ones fail."""
+    """Record; keep the innermost module that refuses whole and retry; fall back to real tensors if fake ones fail."""
     for _ in range(64):
         try:
             return attempt.record(tensors, training, rebuild)

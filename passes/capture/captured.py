@@ -16,16 +16,16 @@ from lpcompile.passes.graph.tree import Tree
 
 @dataclass(frozen=True)
 class CaptureInfo:
-    """What capture learnt, kept as `captured._lp`."""
+    """Everything about a captured model beside its graph, kept as `captured._lp`."""
 
     model: nn.Module
     signature: Signature
     trees: dict[bool, Tree]
     notes: tuple[str, ...]
-    kept_whole: tuple[str, ...]  # modules kept whole that are no layers
+    kept_whole: tuple[str, ...]  # modules that are leaves though they are not layers
     batch_free: bool
-    small_inputs: list[torch.Tensor] | None  # inputs with smaller images that run the very same graph
-    written: tuple[str, ...]  # parameters that forward itself writes into
+    small_inputs: list[torch.Tensor] | None  # inputs with smaller images that run the same graph
+    written: tuple[str, ...]  # parameters that forward writes into
     attribute_guard: AttributeGuard
 
 

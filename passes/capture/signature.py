@@ -1,4 +1,4 @@
-"""How a model is called: from arguments as a user writes them to a flat list of tensors, checked."""
+"""How a model is called: from the user's arguments to a checked flat list of tensors, and back."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def rebuilder(signature: Signature) -> Rebuild:
 def example_call(
     parameters: inspect.Signature, example_inputs: Any, example_kwargs: dict[str, Any] | None = None
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Normalise what users pass: a tensor, a tuple of arguments, or a dict of keyword arguments."""
+    """Normalise example inputs: a tensor, a tuple of arguments, or a dict of keyword arguments."""
     kwargs = dict(example_kwargs or {})
     if example_inputs is None:
         return (), kwargs

@@ -11,15 +11,14 @@ from torch import fx, nn
 
 from lpcompile.passes.graph.serial import from_data, to_data
 
-RegistryLink = tuple[dict[str, Any], str, dict[str, Any]]  # a registry of ours, an entry in it, the model's registry
+RegistryLink = tuple[dict[str, Any], str, dict[str, Any]]  # our registry, an entry in it, the model's registry
 
 
 class TwoModeModule(fx.GraphModule):
     """Runs `graphs[self.training]`; shares modules, parameters and buffers with the model, under their own names.
 
-    Where the two graphs are one and the same object nothing is switched. Buffers keep their persistence, so the
-    state_dict has no key that the model does not have. What is ours is named `_lp_...`: any other name may be the
-    model's.
+    If the two graphs are one object, nothing is switched. Buffers keep their persistence, so the state_dict has the
+    model's keys only. Our own attributes are named `_lp_...`: any other name may be the model's.
     """
 
     _lp_graphs: dict[bool, fx.Graph]
@@ -72,7 +71,7 @@ class TwoModeModule(fx.GraphModule):
             self._lp_forwards[training] = type(self).forward
 
     def recompile(self) -> Any:
-        """Generate `forward`. As fx does it, but names that fx or Python take for themselves may be the model's too."""
+        """Generate `forward` as fx does, but allow layers with names that fx or Python reserve."""
         targets = [n.target for n in self._graph.nodes if n.op in ("get_attr", "call_module")]
         root = "self"
         tops = {t.split(".")[0] for t in targets}
@@ -83,7 +82,7 @@ class TwoModeModule(fx.GraphModule):
             self.__dict__["_lp_holder"] = holder
         odd = [n for n in self._graph.nodes if n.op in ("get_attr", "call_module") and not _is_plain(n.target)]
         names = {n: n.target for n in odd}
-        try:  # fx writes names into the code as they are: give it others meanwhile
+        try:  # fx writes names into the code unquoted: replace them meanwhile
             for i, node in enumerate(odd):
                 node.target = f"_lp_odd_{i}_"
             python = self._graph.python_code(root_module=root)
@@ -109,7 +108,7 @@ _REGISTRIES = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_s
 
 
 def _base(module: TwoModeModule) -> type[TwoModeModule]:
-    """The class as written; fx puts a class of its own for each instance before it."""
+    """The class as written; fx puts a generated class per instance before it in the MRO."""
     return next(c for c in type(module).__mro__ if c.__module__ != "torch.fx.graph_module" and "Impl" not in c.__name__)
 
 
@@ -144,7 +143,7 @@ def follow(stage: nn.Module, model: nn.Module) -> list[RegistryLink]:
 
 
 def refresh(links: list[RegistryLink]) -> None:
-    """Take over what has been replaced in the model since: `model.to(...)` makes new buffers, users new layers."""
+    """Take over entries replaced in the model since: `model.to(...)` makes new buffers, users assign new layers."""
     for mine, name, theirs in links:
         if mine[name] is not theirs.get(name) and name in theirs:
             mine[name] = theirs[name]
@@ -153,7 +152,7 @@ def refresh(links: list[RegistryLink]) -> None:
 def install(root: nn.Module, target: str, value: Any, persistent: bool = True) -> None:
     """Put a module, parameter or buffer at a dotted path, making plain modules on the way.
 
-    Below a module of the user's that is installed already, everything is in place and must not be touched.
+    Does nothing below a user's module that is installed already.
     """
     *prefix, field = target.split(".")
     at = root
@@ -176,7 +175,7 @@ def install(root: nn.Module, target: str, value: Any, persistent: bool = True) -
 
 
 def _is_plain(target: str) -> bool:
-    """Whether the names of a path may stand in code: fx quotes numbers rightly, and identifiers need no quotes."""
+    """Whether fx writes a path into code correctly: parts are numbers, which it quotes, or identifiers."""
     names = target.split(".")
     return target.isascii() and all(n.isdigit() or (n.isidentifier() and not keyword.iskeyword(n)) for n in names)
 

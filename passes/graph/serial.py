@@ -1,4 +1,4 @@
-"""A graph as plain data, to store and to copy: fx itself would trace the generated code again and lose our notes."""
+"""A graph as plain data, to pickle and copy: fx would trace its code again and lose the nodes' meta."""
 
 from __future__ import annotations
 

@@ -52,12 +52,12 @@ class GraphWriter:
         self.graph.output(tuple(self._node_of(t) for t in tensors))
 
     def varies(self, tensor: torch.Tensor) -> bool:
-        """Whether a value comes from inputs, state or chance, and not only from numbers in the code."""
+        """Whether a value depends on inputs, state or randomness, and not only on constants in the code."""
         node = self._nodes.get(id(tensor))
         return node is None or bool(node.meta["varies"])
 
     def bind_kept(self, path: str, module: nn.Module, call: fx.Node) -> None:
-        """Tensors that a layer of the user's leaves in itself, for others to read (the auxiliary loss of an expert)."""
+        """Make nodes for tensors that a user's layer stores in itself for others (the auxiliary loss of an expert)."""
         for name, value in vars(module).items():
             if isinstance(value, FakeTensor) and id(value) not in self._nodes and self.shadow.name_of(value) is None:
                 owner = self.graph.get_attr(path)
@@ -82,7 +82,7 @@ class GraphWriter:
         return node
 
     def _as_function(self, op: str, target: Any, arguments: Any) -> tuple[str, Any, Any]:
-        """The same call as a plain function, so that a context can be put around it."""
+        """The same call as a plain function, which a context can wrap."""
         if op == "call_module":
             module = self.graph.get_attr(target)
             module.meta.update(varies=True, spec=None, state=target)
@@ -92,7 +92,7 @@ class GraphWriter:
         return "call_function", target, arguments
 
     def _may_need_grad(self, op: str, target: Any, arguments: Any) -> bool:
-        """Whether gradients could ever flow: what is frozen now may be trained later."""
+        """Whether gradients could ever flow: frozen parameters may be trained later."""
         if op == "call_module" and next(self.shadow.root.get_submodule(target).parameters(), None) is not None:
             return True
         return any(t.is_floating_point() for t in flatten(arguments)[0])
@@ -161,7 +161,7 @@ class GraphWriter:
         return self._attributes[name]
 
     def _argument(self, value: Any) -> Any:
-        """A value as a node argument: tensors become nodes, the rest must be data that prints and compares."""
+        """A value as a node argument: tensors become nodes, everything else must print and compare."""
         if isinstance(value, torch.Tensor):
             return self._node_of(value)
         if isinstance(value, (tuple, list)):

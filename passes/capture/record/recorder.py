@@ -1,8 +1,8 @@
 """Records one eager forward as an fx graph.
 
 Forward runs on fake tensors under a TorchFunctionMode: every torch function becomes a node, every layer (see
-`leaves`) becomes a `call_module` node under its qualified name. Python runs as it always does, so nothing needs to be
-traceable but the tensors. What cannot be recorded faithfully raises `Unrecordable` with the module to blame.
+`leaves`) becomes a `call_module` node under its qualified name. Python runs as usual, so only the tensors need to be
+traceable. What cannot be recorded faithfully raises `Unrecordable` with the module to blame.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from lpcompile.passes.graph.untouched import python_rng_state, rng_state, set_rn
 class Recorder(TorchFunctionMode):
     """Records `shadow.root(*args, **kwargs)` into `graph`; `kept_whole` names modules to keep as leaves.
 
-    `specialise` freezes branches on data at what they were for the example inputs (real tensors only).
+    `specialise` freezes branches on data as the example inputs take them (real tensors only).
     """
 
     def __init__(self, shadow: Shadow, kept_whole: frozenset[str] = frozenset(), specialise: bool = False,
