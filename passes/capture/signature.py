@@ -100,7 +100,9 @@ def make_signature(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[s
         tensors, trees[name] = flatten(value)
         for i, tensor in enumerate(tensors):
             label = re.sub(r"\W", "_", name if len(tensors) == 1 else f"{name}_{i}")
-            while label in used or keyword.iskeyword(label) or label in _TAKEN or label.startswith("lam"):
+            if label.startswith("lam"):  # stages call their boundary inputs lam, lam_0, ...
+                label = f"x_{label}"
+            while label in used or keyword.iskeyword(label) or label in _TAKEN:
                 label += "_"
             used.add(label)
             inputs.append((label, TensorSpec.of(tensor)))
