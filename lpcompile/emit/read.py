@@ -41,7 +41,7 @@ class LoadedInfo:
     notes: tuple[str, ...]
     written: tuple[str, ...]
     batch_free: bool
-    guard: Unguarded
+    attribute_guard: Unguarded
 
 
 class Unguarded:
