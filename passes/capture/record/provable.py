@@ -25,7 +25,8 @@ class UnitRange:
     def note(self, name: str, args: Any, kwargs: Any, out: Any) -> None:
         if not isinstance(out, torch.Tensor):
             return
-        if args and (name.endswith("_") or name.startswith("__i")) and id(args[0]) in self._unit:
+        in_place = name.startswith("__i") or (name.endswith("_") and not name.endswith("__"))
+        if args and in_place and id(args[0]) in self._unit:
             del self._unit[id(args[0])]  # changed in place: its range is unknown now
         if name in _RAND:
             self._unit[id(out)] = out
