@@ -13,8 +13,8 @@ from lpcompile.core.plan import Plan
 from lpcompile.core.spec import TensorSpec
 from lpcompile.errors import InputError, UsageError
 from lpcompile.passes.auxnet.derive import AuxNet
-from lpcompile.passes.capture.capture import Captured, rebuilder
-from lpcompile.passes.capture.signature import example_call
+from lpcompile.passes.capture.captured import Captured
+from lpcompile.passes.capture.signature import example_call, rebuilder
 from lpcompile.passes.graph.batch import Different, same_graph
 from lpcompile.passes.graph.tree import flatten
 from lpcompile.passes.split.gate import staged
@@ -162,7 +162,7 @@ class Program(nn.Module):
 
     def _check_unchanged(self, captured: Captured, training: bool, args: Any, kwargs: Any) -> None:
         """A number, flag or hook of the model was changed since: harmless only if the graph is still the same."""
-        guard = captured._lp.guard
+        guard = captured._lp.attribute_guard
         change = guard.changed(training)
         if change is None:
             return

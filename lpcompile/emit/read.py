@@ -20,7 +20,7 @@ from lpcompile.emit.json_values import decode, tree_from_json
 from lpcompile.emit.support import at, get, load_tensors, make_part, put, share, tie
 from lpcompile.errors import EmitError, InputError, LpError, UsageError
 from lpcompile.passes.auxnet.derive import AuxNet
-from lpcompile.passes.capture.capture import Captured
+from lpcompile.passes.capture.captured import Captured
 from lpcompile.passes.capture.signature import Signature
 from lpcompile.passes.graph.module import follow, install, refresh
 from lpcompile.passes.graph.tree import Tree
@@ -41,7 +41,7 @@ class LoadedInfo:
     notes: tuple[str, ...]
     written: tuple[str, ...]
     batch_free: bool
-    guard: Unguarded
+    attribute_guard: Unguarded
 
 
 class Unguarded:

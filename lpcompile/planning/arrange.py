@@ -14,7 +14,7 @@ from lpcompile.core.plan import Plan
 from lpcompile.core.progress import within
 from lpcompile.errors import PlanError
 from lpcompile.passes.auxnet.measure import effort_for
-from lpcompile.passes.capture.capture import Captured
+from lpcompile.passes.capture.captured import Captured
 from lpcompile.passes.capture.explain import has_meta
 from lpcompile.passes.graph.batch import batch_size, resized
 from lpcompile.passes.partition.evaluate import Partition

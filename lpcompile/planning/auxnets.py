@@ -21,7 +21,7 @@ from lpcompile.passes.auxnet.measure import REPEATS, Effort, MeasuredShare, boun
 from lpcompile.passes.auxnet.recursive import compose, record
 from lpcompile.passes.auxnet.user import given_module, wrap
 from lpcompile.passes.auxnet.zeroing import set_to_zero
-from lpcompile.passes.capture.capture import Captured
+from lpcompile.passes.capture.captured import Captured
 from lpcompile.passes.graph.liveness import liveness
 from lpcompile.passes.graph.untouched import untouched
 from lpcompile.passes.split.split import Stage, stage_io

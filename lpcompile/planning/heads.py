@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from lpcompile.passes.auxnet.derive import AuxNet
 from lpcompile.passes.auxnet.head import derive_head
 from lpcompile.passes.auxnet.layers import take_weights
-from lpcompile.passes.capture.capture import Captured
+from lpcompile.passes.capture.captured import Captured
 from lpcompile.passes.split.split import Place, Stage
 from lpcompile.planning.auxnets import CostedNet, estimated
 

@@ -24,9 +24,11 @@ from lpcompile.core.method import BatchFacts
 from lpcompile.core.plan import Plan
 from lpcompile.core.progress import within
 from lpcompile.passes.auxnet.zeroing import refuse_trained
-from lpcompile.passes.capture.capture import Captured, capture, rebuilder
+from lpcompile.passes.capture.capture import capture
+from lpcompile.passes.capture.captured import Captured
 from lpcompile.passes.capture.explain import has_meta
-from lpcompile.passes.capture.values import is_library
+from lpcompile.passes.capture.record.values import is_library
+from lpcompile.passes.capture.signature import rebuilder
 from lpcompile.passes.graph.batch import batch_size, resized
 from lpcompile.passes.profile.flops import flops_profile
 from lpcompile.passes.profile.profile import profile

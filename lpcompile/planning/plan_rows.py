@@ -9,7 +9,7 @@ import torch
 from lpcompile.core.cost import Profile, UnitCost
 from lpcompile.core.micro_batches import bubble_of
 from lpcompile.core.plan import AuxPlan, BoundaryPlan, Plan, StagePlan
-from lpcompile.passes.capture.capture import Captured
+from lpcompile.passes.capture.captured import Captured
 from lpcompile.passes.graph.batch import batch_size
 from lpcompile.passes.graph.liveness import liveness
 from lpcompile.passes.partition.evaluate import Partition

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lpcompile.errors import PlanError
-from lpcompile.passes.capture.capture import Captured
+from lpcompile.passes.capture.captured import Captured
 from lpcompile.passes.profile.flops import flops_profile
 from lpcompile.passes.split.cuts import cuts
 from lpcompile.passes.split.units import Unit, units
@@ -61,7 +61,7 @@ def too_many_stages(captured: Captured, K: int, most: int, options: Options) -> 
             reasons[key] = reasons.get(key, 0) + 1
     common = sorted(reasons, key=lambda r: -reasons[r])[:3]
     why = "; ".join(f"{reasons[r]} positions: {r}" for r in common) or "the model has no more steps"
-    whole = captured._lp.whole
+    whole = captured._lp.kept_whole
     hint = f" (kept whole: {', '.join(whole[:4])})" if whole else ""
     return PlanError(
         f"K = {K} stages are too many: the model can be cut into at most {most}{hint}; ask for K <= {most}. "

@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 from torch.utils.flop_counter import FlopCounterMode
 
 from lpcompile.core.spec import TensorSpec
-from lpcompile.passes.capture.shadow import fake_tensor
+from lpcompile.passes.capture.record.shadow import fake_tensor
 from lpcompile.passes.graph.fake_norm import QuickNorms
 from lpcompile.passes.graph.module import TwoModeModule
 

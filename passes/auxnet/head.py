@@ -17,7 +17,7 @@ from torch import fx
 from lpcompile.errors import PlanError
 from lpcompile.passes.auxnet.derive import AuxNet, aux_io, derive, flops_of
 from lpcompile.passes.auxnet.drop_blocks import boundary_values
-from lpcompile.passes.capture.capture import Captured
+from lpcompile.passes.capture.captured import Captured
 from lpcompile.passes.graph.dataflow import dataflow
 from lpcompile.passes.graph.module import TwoModeModule
 from lpcompile.passes.graph.residual import residuals

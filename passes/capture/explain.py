@@ -13,12 +13,12 @@ import torch
 from torch import nn
 
 from lpcompile.errors import CaptureError, UsageError
-from lpcompile.passes.capture.recorder import Recorder, Unrecordable
-from lpcompile.passes.capture.values import is_library
+from lpcompile.passes.capture.record.refusal import ModuleTrail, Unrecordable
+from lpcompile.passes.capture.record.values import is_library
 
 
 def check_model(model: Any) -> None:
-    """Refuse wrappers and things that are no module before any work is done."""
+    """Refuse wrappers and objects that are not modules before any work is done."""
     if not isinstance(model, nn.Module):
         raise UsageError(f"expected a torch.nn.Module, got {type(model).__name__}; pass the model itself")
     wrapped = {"OptimizedModule": "_orig_mod", "DistributedDataParallel": "module", "DataParallel": "module",
@@ -35,11 +35,11 @@ def has_meta(model: nn.Module) -> bool:
     return any(t.device.type == "meta" for t in [*model.parameters(), *model.buffers()])
 
 
-def blame(error: Exception, recorder: Recorder) -> Unrecordable:
-    """Which module an exception inside forward belongs to, and why, in words."""
+def blame(error: Exception, trail: ModuleTrail) -> Unrecordable:
+    """An exception inside forward as a refusal: the module, the reason and the source line."""
     if isinstance(error, Unrecordable):
         return error
-    path, source = recorder.failed_at or ("", "")
+    path, source = trail.failed_at or ("", "")
     return Unrecordable(path, _reason(error), _line_of(error) or source)
 
 
@@ -53,7 +53,7 @@ def _reason(error: Exception) -> str:
 
 
 def _line_of(error: BaseException) -> str:
-    """The last line of the user's own code on the way to the error."""
+    """The innermost line of the user's own code in a traceback."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [f for f in frames if not is_library(f.filename)]
     return f"{own[-1].filename}:{own[-1].lineno} in {own[-1].name}" if own else ""
@@ -64,7 +64,7 @@ def at(source: str) -> str:
 
 
 def capture_error(model: nn.Module, error: Unrecordable, tensors: list[torch.Tensor], rebuild: Any) -> CaptureError:
-    """The final word: what failed, where, and what to try. A model that fails by itself gets its own error back."""
+    """The final error: what failed, where, and the remedies. A model that fails by itself gets its own error."""
     own = _fails_by_itself(model, tensors, rebuild)
     if own is not None:
         return CaptureError(f"the model itself fails on the example inputs, before lpcompile does anything: {own}")
@@ -90,7 +90,7 @@ def capture_error(model: nn.Module, error: Unrecordable, tensors: list[torch.Ten
 
 
 def _forward_of(module: nn.Module) -> str:
-    """Where a module's forward begins: for what has no line of its own, as a generator that has been used."""
+    """The first line of a module's forward, for refusals without a line of their own (a consumed generator)."""
     code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
     return f"{code.co_filename}:{code.co_firstlineno} in {code.co_name}" if code is not None else ""
 
@@ -102,7 +102,7 @@ def _fails_by_itself(model: nn.Module, tensors: list[torch.Tensor], rebuild: Any
             model(*args, **kwargs)
     except Exception as error:
         if has_meta(model) and (isinstance(error, NotImplementedError) or "meta" in str(error)):
-            return None  # it might well run if it had weights
+            return None  # it may run with weights
         return f"{type(error).__name__}: {error}{at(_line_of(error))}"
     return None
 

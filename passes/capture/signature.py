@@ -1,4 +1,4 @@
-"""How a model is called: from arguments as a user writes them to a flat list of tensors, checked."""
+"""How a model is called: from the user's arguments to a checked flat list of tensors, and back."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import builtins
 import inspect
 import keyword
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,7 @@ from lpcompile.core.spec import TensorSpec
 from lpcompile.errors import InputError, UsageError
 from lpcompile.passes.graph.tree import Tree, flatten
 
+Rebuild = Callable[[list[torch.Tensor]], tuple[tuple[Any, ...], dict[str, Any]]]  # tensors -> arguments of forward
 # Names that generated code uses itself.
 _TAKEN = {"self", "torch", "inf", "nan", "device", "operator", "lpcompile", *dir(builtins)}
 
@@ -98,7 +100,9 @@ def make_signature(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[s
         tensors, trees[name] = flatten(value)
         for i, tensor in enumerate(tensors):
             label = re.sub(r"\W", "_", name if len(tensors) == 1 else f"{name}_{i}")
-            while label in used or keyword.iskeyword(label) or label in _TAKEN or label.startswith("lam"):
+            if label.startswith("lam"):  # stages call their boundary inputs lam, lam_0, ...
+                label = f"x_{label}"
+            while label in used or keyword.iskeyword(label) or label in _TAKEN:
                 label += "_"
             used.add(label)
             inputs.append((label, TensorSpec.of(tensor)))
@@ -107,10 +111,25 @@ def make_signature(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[s
     return Signature(parameters, trees, tuple(inputs))
 
 
+def rebuilder(signature: Signature) -> Rebuild:
+    """From a flat list of tensors back to the arguments of forward."""
+
+    def rebuild(tensors: list[torch.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        at, values = 0, {}
+        for name, tree in signature.trees.items():
+            values[name] = tree.unflatten(tensors[at : at + tree.count])
+            at += tree.count
+        bound = signature.parameters.bind_partial()
+        bound.arguments.update(values)
+        return bound.args, bound.kwargs
+
+    return rebuild
+
+
 def example_call(
     parameters: inspect.Signature, example_inputs: Any, example_kwargs: dict[str, Any] | None = None
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Normalise what users pass: a tensor, a tuple of arguments, or a dict of keyword arguments."""
+    """Normalise example inputs: a tensor, a tuple of arguments, or a dict of keyword arguments."""
     kwargs = dict(example_kwargs or {})
     if example_inputs is None:
         return (), kwargs

@@ -1,1 +1,9 @@
-"""What is known about a captured graph: liveness, residual blocks, batch dimensions, mutations."""
+"""Graphs: representation and analyses that the other passes share.
+
+Representation: `module` (a GraphModule with a training and an evaluation graph), `calls` (callables in its nodes),
+`tree` (nested values), `serial` (a graph as plain data). Analyses: `liveness` (values that cross a cut), `residual`
+(residual blocks), `batch` (sizes that follow the batch), `mutation` (attributes that forward assigns). Running models:
+`untouched` (without side effects), `fake_norm` (BatchNorm on fake tensors).
+
+Imports `core` and itself.
+"""

@@ -1,7 +1,7 @@
 """Free a recorded graph from the batch size it was recorded at.
 
 Two recordings at two batch sizes must be the same graph but for integers; each integer that differs must be
-c x batch + d. Those integers are then computed from the batch, and everything else is proven not to depend on it.
+c x batch + d. Those integers are then computed from the batch; everything else does not depend on it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def same_graph(
     """Compare node for node. Returns, per node of `left`, the argument positions whose integers follow the batch.
 
     Raises `Different` with the first difference. Without `batches`, integers must agree. `other_sizes` says that the
-    images have another size in `right`, so that shapes may differ in more than the batch (integers may not).
+    images have another size in `right`: shapes may differ in more than the batch, integers may not.
     """
     left_nodes, right_nodes = list(left.nodes), list(right.nodes)
     if len(left_nodes) != len(right_nodes):
@@ -119,7 +119,7 @@ def _batch_spec(
 
 
 def confirm(marks: dict[fx.Node, Any], graph: fx.Graph, batch: int) -> None:
-    """Raise `Different` unless a recording at a third batch size has the integers that two sizes let us expect."""
+    """Raise `Different` unless a recording at a third batch size has the integers that `marks` predict."""
     nodes = list(graph.nodes)
     if len(nodes) != len(marks):
         raise Different(f"{len(marks)} nodes against {len(nodes)} at batch {batch}")
@@ -213,6 +213,6 @@ def _last_placeholder(graph: fx.Graph) -> fx.Node:
 
 
 def symbol(kind: str) -> dict[str, Any]:
-    """Meta of a node that holds a number or a device, not a tensor: any stage can make it from its own inputs."""
+    """Meta of a node that holds a number or a device, not a tensor: any stage can compute it from its inputs."""
     return {"symbol": kind, "spec": None, "storage": None, "path": "", "source": "", "flops": 0, "backward_flops": 0,
             "saved_bytes": 0, "random": False, "writes": (), "state_writes": (), "varies": True}  # fmt: skip

@@ -1,4 +1,4 @@
-"""Callables that a captured graph uses where a plain torch function does not say enough.
+"""Callables in a captured graph for calls that are not a plain torch function.
 
 Each prints as a name, compares by what it wraps, and pickles, so that graphs can be compared, shown and stored.
 """
@@ -34,9 +34,9 @@ class Call:
 
 
 class NoGrad(Call):
-    """Call a function with gradients off: what a `with torch.no_grad():` block did to this one operation.
+    """Call one function as inside `with torch.no_grad():`.
 
-    Kept per node, so that nodes can move to other stages, and so that an outer no_grad of the user still holds.
+    Kept per node, so that nodes can move to other stages and an outer no_grad still holds.
     """
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -55,7 +55,7 @@ class Autocast(Call):
 
 
 class Script(Call):
-    """Call a TorchScript function, whose inside Python does not see."""
+    """Call a TorchScript function, which Python cannot trace."""
 
     def __init__(self, function: Any) -> None:
         super().__init__(function)
@@ -77,7 +77,7 @@ def call_module(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
 
 
 def read_attribute(after: Any, module: torch.nn.Module, name: str) -> Any:
-    """What `module` has left in its attribute `name`, once the call that gave `after` is done."""
+    """The attribute `name` of `module`, read after the call that returned `after`."""
     return getattr(module, name)
 
 

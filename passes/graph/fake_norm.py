@@ -1,6 +1,6 @@
-"""BatchNorm on tensors without data: the shapes of its results, at once.
+"""BatchNorm on fake tensors: the shapes of its results without running its decomposition.
 
-torch finds them by running some twenty operators for every new shape, which takes half of a recording.
+torch runs about twenty operators for every new shape, which takes half of a recording.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Results = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 def quick_batch_norm(func: Any, args: Any) -> Results | None:
-    """What this call gives, or None where it is no such call, or an unusual one that torch may refuse."""
+    """The results of this call; None if it is not a BatchNorm, or an unusual one that torch may refuse."""
     if func is not NATIVE or len(args) < 6 or not isinstance(args[0], FakeTensor) or args[0].dim() < 2:
         return None
     x, training = args[0], args[5]
@@ -31,7 +31,7 @@ def quick_batch_norm(func: Any, args: Any) -> Results | None:
 
 
 class QuickNorms(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """All BatchNorms in here are quick."""
+    """`quick_batch_norm` for all operators inside this mode."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

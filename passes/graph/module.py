@@ -11,20 +11,19 @@ from torch import fx, nn
 
 from lpcompile.passes.graph.serial import from_data, to_data
 
-Link = tuple[dict[str, Any], str, dict[str, Any]]  # a registry of ours, an entry in it, the model's registry
+RegistryLink = tuple[dict[str, Any], str, dict[str, Any]]  # our registry, an entry in it, the model's registry
 
 
 class TwoModeModule(fx.GraphModule):
     """Runs `graphs[self.training]`; shares modules, parameters and buffers with the model, under their own names.
 
-    Where the two graphs are one and the same object nothing is switched. Buffers keep their persistence, so the
-    state_dict has no key that the model does not have. What is ours is named `_lp_...`: any other name may be the
-    model's.
+    If the two graphs are one object, nothing is switched. Buffers keep their persistence, so the state_dict has the
+    model's keys only. Our own attributes are named `_lp_...`: any other name may be the model's.
     """
 
     _lp_graphs: dict[bool, fx.Graph]
     _lp_forwards: dict[bool, Callable[..., Any]]
-    _lp_links: list[Link]
+    _lp_links: list[RegistryLink]
     _lp_name: str
     _lp_notes: dict[str, Any]
     forward: Callable[..., Any]
@@ -72,7 +71,7 @@ class TwoModeModule(fx.GraphModule):
             self._lp_forwards[training] = type(self).forward
 
     def recompile(self) -> Any:
-        """Generate `forward`. As fx does it, but names that fx or Python take for themselves may be the model's too."""
+        """Generate `forward` as fx does, but allow layers with names that fx or Python reserve."""
         targets = [n.target for n in self._graph.nodes if n.op in ("get_attr", "call_module")]
         root = "self"
         tops = {t.split(".")[0] for t in targets}
@@ -83,7 +82,7 @@ class TwoModeModule(fx.GraphModule):
             self.__dict__["_lp_holder"] = holder
         odd = [n for n in self._graph.nodes if n.op in ("get_attr", "call_module") and not _is_plain(n.target)]
         names = {n: n.target for n in odd}
-        try:  # fx writes names into the code as they are: give it others meanwhile
+        try:  # fx writes names into the code unquoted: replace them meanwhile
             for i, node in enumerate(odd):
                 node.target = f"_lp_odd_{i}_"
             python = self._graph.python_code(root_module=root)
@@ -109,7 +108,7 @@ _REGISTRIES = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_s
 
 
 def _base(module: TwoModeModule) -> type[TwoModeModule]:
-    """The class as written; fx puts a class of its own for each instance before it."""
+    """The class as written; fx puts a generated class per instance before it in the MRO."""
     return next(c for c in type(module).__mro__ if c.__module__ != "torch.fx.graph_module" and "Impl" not in c.__name__)
 
 
@@ -131,9 +130,9 @@ def _restore(
     return made
 
 
-def follow(stage: nn.Module, model: nn.Module) -> list[Link]:
+def follow(stage: nn.Module, model: nn.Module) -> list[RegistryLink]:
     """Where in the model each entry of a stage's containers comes from."""
-    links: list[Link] = []
+    links: list[RegistryLink] = []
     for path, module in stage.named_modules(remove_duplicate=False):
         owner = _at(model, path)
         if owner is not None and owner is not module:
@@ -143,8 +142,8 @@ def follow(stage: nn.Module, model: nn.Module) -> list[Link]:
     return [(m, n, t) for m, n, t in links if m[n] is t[n]]
 
 
-def refresh(links: list[Link]) -> None:
-    """Take over what has been replaced in the model since: `model.to(...)` makes new buffers, users new layers."""
+def refresh(links: list[RegistryLink]) -> None:
+    """Take over entries replaced in the model since: `model.to(...)` makes new buffers, users assign new layers."""
     for mine, name, theirs in links:
         if mine[name] is not theirs.get(name) and name in theirs:
             mine[name] = theirs[name]
@@ -153,7 +152,7 @@ def refresh(links: list[Link]) -> None:
 def install(root: nn.Module, target: str, value: Any, persistent: bool = True) -> None:
     """Put a module, parameter or buffer at a dotted path, making plain modules on the way.
 
-    Below a module of the user's that is installed already, everything is in place and must not be touched.
+    Does nothing below a user's module that is installed already.
     """
     *prefix, field = target.split(".")
     at = root
@@ -176,7 +175,7 @@ def install(root: nn.Module, target: str, value: Any, persistent: bool = True) -
 
 
 def _is_plain(target: str) -> bool:
-    """Whether the names of a path may stand in code: fx quotes numbers rightly, and identifiers need no quotes."""
+    """Whether fx writes a path into code correctly: parts are numbers, which it quotes, or identifiers."""
     names = target.split(".")
     return target.isascii() and all(n.isdigit() or (n.isidentifier() and not keyword.iskeyword(n)) for n in names)
 
@@ -208,10 +207,3 @@ def _is_persistent(model: nn.Module, target: str) -> bool:
     path, _, field = target.rpartition(".")
     owner = _at(model, path)
     return owner is not None and field in owner._buffers and field not in owner._non_persistent_buffers_set
-
-
-def map_graph(graph: fx.Graph, keep: Callable[[fx.Node], bool]) -> None:
-    """Remove, last to first, nodes that nothing uses and that `keep` does not want."""
-    for node in reversed(list(graph.nodes)):
-        if not node.users and node.op not in ("placeholder", "output") and not keep(node):
-            graph.erase_node(node)

@@ -1,7 +1,6 @@
-"""What forward leaves behind in the model's own attributes.
+"""Attributes that forward assigns.
 
-A graph replays tensors, not `self.calls += 1`. A module that writes its attributes in forward therefore has to stay
-whole; this pass finds out which do.
+A graph replays tensors, not `self.calls += 1`, so a module that assigns its attributes in forward has to stay whole.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from torch import nn
 
 from lpcompile.passes.graph.tree import SCALARS, flatten
 
-INTERNAL = frozenset(vars(nn.Module())) - {"training"}  # what nn.Module itself keeps in a module's __dict__
+INTERNAL = frozenset(vars(nn.Module())) - {"training"}  # nn.Module's own entries in a module's __dict__
 Snapshot = dict[str, tuple[dict[str, Any], dict[str, int]]]
 
 
@@ -28,6 +27,7 @@ class Change:
 
 
 def snapshot(root: nn.Module) -> Snapshot:
+    """The attributes and buffers of every module, to compare with later."""
     return {
         path: (
             {k: _freeze(v) for k, v in vars(module).items() if k not in INTERNAL},
@@ -37,11 +37,11 @@ def snapshot(root: nn.Module) -> Snapshot:
     }
 
 
-def changes(before: Snapshot, root: nn.Module, whole: set[str]) -> list[Change]:
-    """Attributes that forward assigned in modules outside the `whole` ones (which replay themselves)."""
+def changes(before: Snapshot, root: nn.Module, kept_whole: set[str]) -> list[Change]:
+    """Attributes that forward assigned in modules outside the `kept_whole` ones (which replay themselves)."""
     found = []
     for path, module in root.named_modules():
-        if path not in before or inside(path, whole):
+        if path not in before or inside(path, kept_whole):
             continue
         attributes, buffers = before[path]
         found += [Change(path, k, "buffer") for k, b in module._buffers.items() if buffers.get(k) != id(b)]

@@ -3,8 +3,8 @@
 >>> for block in residuals(stage._lp_graphs[True], stage):
 ...     print(block.group, block.keeps)
 
-Dropping a block means to use its shortcut in place of the sum. That is right for any sum of two tensors of one shape;
-what makes it a residual block is that both come from the same activation.
+Dropping a block replaces the sum by its shortcut. A sum of two tensors of one shape is a residual block if both come
+from the same activation.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import fx, nn
 from lpcompile.passes.graph.module import submodule
 
 ADDS = {operator.add, operator.iadd, torch.add, "add", "add_", "__add__", "__iadd__"}
-# Layers of torch.nn that are residual blocks themselves: with their norms, in order, when these come after the sums.
+# Layers of torch.nn that are residual blocks, with their norms in order (which follow the sums unless norm_first).
 BLOCK_LAYERS: dict[type[nn.Module], tuple[str, ...]] = {
     nn.TransformerEncoderLayer: ("norm1", "norm2"),
     nn.TransformerDecoderLayer: ("norm1", "norm2", "norm3"),
@@ -33,59 +33,64 @@ class Residual:
     node: fx.Node
     shortcut: fx.Node
     branch: fx.Node
-    inside: frozenset[fx.Node]  # what runs for the branch alone
-    keeps: bool  # the shortcut is the stream as it is; else it is a projection that changes its shape
+    inside: frozenset[fx.Node]  # nodes that only the branch needs
+    keeps: bool  # the shortcut is the stream itself, not a projection of it
     group: str  # the module it belongs to: attention and MLP of one transformer block are one group
-    norms: tuple[str, ...] = ()  # layers that stay when a block layer is dropped
+    norms: tuple[str, ...] = ()  # norms that stay if a block layer is dropped
 
 
 def residuals(graph: fx.Graph, modules: nn.Module) -> list[Residual]:
-    """The residual blocks in program order, without those that only serve inside another one's branch."""
-    nodes = list(graph.nodes)
-    index = {node: i for i, node in enumerate(nodes)}
-    before: dict[fx.Node, int] = {}  # a set of nodes as bits: the node and all that it is made of
-    for node in nodes:
-        bits = 1 << index[node]
-        for source in node.all_input_nodes:
-            bits |= before[source]
-        before[node] = bits
-    stream = sum(1 << index[n] for n in nodes if n.op != "get_attr" and _is_float(n))
+    """The residual blocks in program order, without those nested in another one's branch."""
+    import networkx as nx
+
+    makes: nx.DiGraph[fx.Node] = nx.DiGraph()
+    makes.add_nodes_from(graph.nodes)
+    makes.add_edges_from((source, node) for node in graph.nodes for source in node.all_input_nodes)
+    activations = {n for n in graph.nodes if n.op != "get_attr" and _look(n) is not None}
     found = []
-    for node in nodes:
+    for node in graph.nodes:
         block = _layer(node, modules) if node.op == "call_module" else None
-        if block is None and node.target in ADDS and len(node.args) == 2 and not node.kwargs:
-            block = _sum(node, nodes, before, stream, modules)
+        if block is None and _is_sum(node):
+            sides = {side: {side, *nx.ancestors(makes, side)} for side in node.args}
+            block = _sum(node, sides, activations, modules)
         if block is not None:
             found.append(block)
     return _numbered(_outermost(found))
 
 
-def _sum(
-    node: fx.Node, nodes: list[fx.Node], before: dict[fx.Node, int], stream: int, modules: nn.Module
-) -> Residual | None:
+def _is_sum(node: fx.Node) -> bool:
+    """Whether a node adds two different activations of one shape."""
+    if node.target not in ADDS or len(node.args) != 2 or node.kwargs:
+        return False
     left, right = node.args
     if not isinstance(left, fx.Node) or not isinstance(right, fx.Node) or left is right:
+        return False
+    return _look(node) is not None and _look(left) == _look(node) == _look(right)
+
+
+def _sum(
+    node: fx.Node, sides: dict[fx.Node, set[fx.Node]], activations: set[fx.Node], modules: nn.Module
+) -> Residual | None:
+    """The residual block that ends in the sum `node`; `sides` maps each operand to itself and its ancestors."""
+    left, right = sides
+    common = sides[left] & sides[right] & activations
+    if not common:
         return None
-    shapes = {_look(n) for n in (node, left, right)}
-    if len(shapes) != 1 or None in shapes or not before[left] & before[right] & stream:
-        return None
-    alone = {a: [nodes[i] for i in _bits(before[a] & ~before[b])] for a, b in ((left, right), (right, left))}
+    alone = {left: sides[left] - sides[right], right: sides[right] - sides[left]}
     # The shortcut is the side that is the stream. Where both changed it, the shorter way; not the cheaper one: a
     # projection can cost more than a thin bottleneck.
-    common = {nodes[i] for i in _bits(before[left] & before[right] & stream)}
     streams = {side: _is_stream(side, common, modules) for side in alone}
     depth = {side: (sum(_flops(n) > 0 for n in alone[side]), sum(map(_flops, alone[side]))) for side in alone}
     order = {side: (not streams[side], *depth[side]) for side in alone}
     shortcut, branch = (left, right) if order[left] <= order[right] else (right, left)
-    keeps = streams[shortcut]
     if not depth[branch][1] or streams[branch]:
         return None
     path = str(node.meta.get("path") or "")
-    return Residual(node, shortcut, branch, frozenset(alone[branch]), keeps, _group(path) or node.name)
+    return Residual(node, shortcut, branch, frozenset(alone[branch]), streams[shortcut], _group(path) or node.name)
 
 
 def _is_stream(node: fx.Node, common: set[fx.Node], modules: nn.Module) -> bool:
-    """Whether a value is what both sides are made of, handed on, or with something added to it on the way."""
+    """Whether a value is a common ancestor of both sides, passed on unchanged or with something added to it."""
     if node in common:
         return True
     if node.target in ADDS and len(node.args) == 2:
@@ -109,7 +114,7 @@ def _layer(node: fx.Node, modules: nn.Module) -> Residual | None:
 
 
 def _outermost(found: list[Residual]) -> list[Residual]:
-    """A sum inside another's branch goes with it, but a skip over several blocks is no block itself."""
+    """Drop sums inside another block's branch, and skips over several blocks (which are not blocks)."""
     inner = {block: [b for b in found if b is not block and b.node in block.inside] for block in found}
     blocks = [b for b in found if len({i.group for i in inner[b]} - {b.group}) < 2]
     nested = {i for b in blocks for i in inner[b]}
@@ -117,7 +122,7 @@ def _outermost(found: list[Residual]) -> list[Residual]:
 
 
 def _numbered(found: list[Residual]) -> list[Residual]:
-    """A module that runs several times (ALBERT has one layer for all) is a block of its own each time."""
+    """Number the runs of a module that runs several times (ALBERT has one layer for all): each is a block."""
     sites: dict[str, set[tuple[str, str]]] = {}
     times: dict[str, int] = {}
     numbered = []
@@ -144,10 +149,6 @@ def _look(node: fx.Node) -> Any:
     return None if spec is None or not spec.is_float else (spec.shape, spec.batch, spec.dtype)
 
 
-def _is_float(node: fx.Node) -> bool:
-    return _look(node) is not None
-
-
 def _flops(node: fx.Node) -> int:
     return int(node.meta.get("flops", 0)) + int(node.meta.get("backward_flops", 0)) if node.op != "placeholder" else 0
 
@@ -156,12 +157,3 @@ def _has_parameters(node: fx.Node, modules: nn.Module) -> bool:
     if node.op == "call_module":
         return next(submodule(modules, str(node.target)).parameters(), None) is not None
     return node.op == "get_attr"
-
-
-def _bits(bits: int) -> list[int]:
-    found = []
-    while bits:
-        low = bits & -bits
-        found.append(low.bit_length() - 1)
-        bits ^= low
-    return found

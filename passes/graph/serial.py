@@ -1,4 +1,4 @@
-"""A graph as plain data, to store and to copy: fx itself would trace the generated code again and lose our notes."""
+"""A graph as plain data, to pickle and copy: fx would trace its code again and lose the nodes' meta."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import fx
 
 
 @dataclass(frozen=True)
-class Ref:
+class NodeRef:
     """Stands for a node in another node's arguments."""
 
     name: str
@@ -20,7 +20,7 @@ GraphData = list[tuple[str, str, Any, Any, Any, dict[str, Any]]]
 
 def to_data(graph: fx.Graph) -> GraphData:
     def refer(value: Any) -> Any:
-        name: Any = lambda v: Ref(v.name) if isinstance(v, fx.Node) else v  # noqa: E731
+        name: Any = lambda v: NodeRef(v.name) if isinstance(v, fx.Node) else v  # noqa: E731
         return fx.node.map_aggregate(value, name)
 
     return [(n.op, n.name, n.target, _plain(refer(n.args)), _plain(refer(n.kwargs)), dict(n.meta)) for n in graph.nodes]
@@ -31,7 +31,7 @@ def from_data(data: GraphData) -> fx.Graph:
     nodes: dict[str, fx.Node] = {}
 
     def resolve(value: Any) -> Any:
-        return fx.node.map_aggregate(value, lambda v: nodes[v.name] if isinstance(v, Ref) else v)
+        return fx.node.map_aggregate(value, lambda v: nodes[v.name] if isinstance(v, NodeRef) else v)
 
     for op, name, target, args, kwargs, meta in data:
         node = graph.create_node(op, target, resolve(args), resolve(kwargs), name=name)

@@ -1,7 +1,7 @@
 """Take nested values apart into tensors and put them together again.
 
 torch's pytree stops at dataclasses and plain objects; models return both (a dataclass of logits and loss, a cache of
-keys and values), so this one goes on into them.
+keys and values), so this one opens them.
 
 >>> leaves, tree = flatten({"logits": logits, "aux": (a, b)})
 >>> tree.unflatten([f(t) for t in leaves])
@@ -18,7 +18,7 @@ from typing import Any
 import torch
 import torch.utils._pytree as pytree
 
-NAMED_TUPLE: Any = namedtuple  # what pytree files all named tuples under
+NAMED_TUPLE: Any = namedtuple  # pytree's key for all named tuples
 SCALARS = (int, float, complex, bool, str, bytes, type(None), torch.dtype, torch.device, torch.layout)
 
 
@@ -29,8 +29,8 @@ class Tree:
     count: int
     build: Callable[[Sequence[Any]], Any]
     text: str
-    constants: tuple[Any, ...] = ()  # what is neither a tensor nor a container
-    print: str = ""  # what objects among the constants held when the tree was made: they may be changed in place
+    constants: tuple[Any, ...] = ()  # leaves that are not tensors
+    print: str = ""  # contents of objects among the constants when the tree was made: they are mutable
 
     def unflatten(self, leaves: Sequence[Any]) -> Any:
         return self.build(leaves)

@@ -1,4 +1,4 @@
-"""Run the user's model without leaving a trace in it."""
+"""Run the user's model without side effects."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lpcompile.passes.graph.mutation import INTERNAL
 
 
 def rng_state() -> dict[str, Any]:
-    """All generators that a forward pass may draw from."""
+    """The states of all generators that a forward pass may draw from."""
     state: dict[str, Any] = {"torch": torch.get_rng_state(), "random": random.getstate()}
     if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         state["cuda"] = torch.cuda.get_rng_state_all()
@@ -34,7 +34,7 @@ def set_rng_state(state: dict[str, Any]) -> None:
 
 
 def python_rng_state() -> tuple[Any, ...]:
-    """The generators outside torch, in a form that compares."""
+    """The states of Python's and numpy's generators, comparable with ==."""
     state: tuple[Any, ...] = (random.getstate(),)
     if "numpy" in sys.modules:
         name, keys, *rest = sys.modules["numpy"].random.get_state(legacy=True)
@@ -44,9 +44,9 @@ def python_rng_state() -> tuple[Any, ...]:
 
 @contextmanager
 def untouched(model: nn.Module, written: Iterable[str] = ()) -> Iterator[None]:
-    """Whatever happens inside, buffers, modes, plain attributes, gradients and generators are as before afterwards.
+    """Restore buffers, modes, plain attributes, gradients and generators on exit.
 
-    `written` names parameters that forward itself writes into (an embedding with max_norm); they are put back too.
+    `written` names parameters that forward writes into (an embedding with max_norm); they are restored too.
     """
     generators = rng_state()
     parameters = dict(model.named_parameters())

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from torch import nn
 
 from lpcompile.core.cost import Profile, UnitCost
-from lpcompile.passes.capture.capture import Captured
+from lpcompile.passes.capture.captured import Captured
 from lpcompile.passes.graph.liveness import Liveness, liveness
 from lpcompile.passes.split.cuts import state_uses
 from lpcompile.passes.split.units import Unit

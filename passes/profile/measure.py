@@ -20,7 +20,8 @@ from torch import nn
 
 from lpcompile.core.cost import Profile
 from lpcompile.core.progress import Progress, silent, within
-from lpcompile.passes.capture.capture import Captured, rebuilder
+from lpcompile.passes.capture.captured import Captured
+from lpcompile.passes.capture.signature import rebuilder
 from lpcompile.passes.graph.batch import batch_size
 from lpcompile.passes.graph.tree import flatten
 from lpcompile.passes.graph.untouched import untouched

@@ -22,7 +22,7 @@ from lpcompile.core.cost import Profile, UnitCost
 from lpcompile.core.memory_format import lies_channels_last
 from lpcompile.core.progress import Progress, silent
 from lpcompile.errors import UsageError
-from lpcompile.passes.capture.capture import Captured
+from lpcompile.passes.capture.captured import Captured
 from lpcompile.passes.profile.flops import flops_profile
 from lpcompile.passes.profile.measure import measured_profile
 from lpcompile.passes.split.units import Unit

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from lpcompile.passes.capture.capture import Captured
+from lpcompile.passes.capture.captured import Captured
 from lpcompile.passes.graph.batch import batch_size, resized
 
 SLOW_STEP = 2500.0  # ms: too slow to measure many steps

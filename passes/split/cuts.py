@@ -16,7 +16,7 @@ from torch import fx, nn
 
 from lpcompile.core.spec import TensorSpec
 from lpcompile.errors import UsageError
-from lpcompile.passes.capture.capture import Captured
+from lpcompile.passes.capture.captured import Captured
 from lpcompile.passes.graph.liveness import Liveness, liveness
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from torch import fx
 
 from lpcompile.core.plan import Plan
-from lpcompile.passes.capture.capture import Captured
+from lpcompile.passes.capture.captured import Captured
 from lpcompile.passes.graph.liveness import Liveness, liveness
 from lpcompile.passes.split.cuts import cuts
 from lpcompile.passes.split.units import Unit, units

@@ -19,7 +19,7 @@ import torch
 from torch import fx, nn
 
 from lpcompile.core.stage_io import StageIO as StageIO
-from lpcompile.passes.capture.capture import Captured
+from lpcompile.passes.capture.captured import Captured
 from lpcompile.passes.graph.batch import symbol
 from lpcompile.passes.graph.calls import batch_of, device_of
 from lpcompile.passes.graph.dataflow import dataflow

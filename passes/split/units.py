@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from torch import fx
 
-from lpcompile.passes.capture.capture import Captured
+from lpcompile.passes.capture.captured import Captured
 from lpcompile.passes.graph.liveness import Liveness, liveness
 from lpcompile.passes.split.cuts import Cut
 from lpcompile.passes.split.split import common_depth

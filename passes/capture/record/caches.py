@@ -1,7 +1,7 @@
 """Function caches that a recording on fake tensors must not fill.
 
-A `functools.lru_cache` around a function that returns tensors lives outside the model; left alone, it would hand the
-user fake tensors afterwards.
+A `functools.lru_cache` around a function that returns tensors lives outside the model; after a recording it would
+return fake tensors to the user.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 
 class FunctionCaches:
-    """Knows the caches of this process; `forget_fakes()` clears those that took up a fake tensor since."""
+    """The function caches of this process; `forget_fakes()` clears those that have stored a fake tensor since."""
 
     def __init__(self) -> None:
         kind = functools._lru_cache_wrapper
@@ -31,7 +31,7 @@ class FunctionCaches:
 
 
 def forget_fakes() -> None:
-    """Remove fake tensors from every dict and list of the process that is not ours: the user's own caches."""
+    """Remove fake tensors from every dict of the process: caches that the user's code keeps itself."""
     gc.collect()  # recordings that are over
     for fake in [o for o in gc.get_objects() if isinstance(o, FakeTensor)]:
         for holder in gc.get_referrers(fake):
@@ -41,6 +41,7 @@ def forget_fakes() -> None:
 
 
 def holds_fake(value: Any, depth: int) -> bool:
+    """Whether an object refers to a fake tensor within `depth` references."""
     if isinstance(value, FakeTensor):
         return True
     if depth == 0 or isinstance(value, (str, int, float, type)) or (callable(value) and depth < 4):

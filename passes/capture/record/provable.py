@@ -1,7 +1,7 @@
-"""Branches on chance whose outcome is certain: `torch.rand([]) < 0.0` is never true.
+"""Random branches with a certain outcome: `torch.rand([]) < 0.0` is never true.
 
-Layer drop is written as such a branch in many models; with a rate of zero it is no branch at all, and saying so keeps
-the whole encoder traceable instead of opaque.
+Many models write layer drop as such a branch. With a rate of zero it is decided, so that the encoder can be traced
+instead of kept whole.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _ABOVE = {"gt", "__gt__", "ge", "__ge__"}
 
 
 class UnitRange:
-    """Remembers which tensors lie in [0, 1) and which comparisons with a number are therefore decided."""
+    """The tensors known to lie in [0, 1), and the comparisons with a number that this decides."""
 
     def __init__(self) -> None:
         self._unit: dict[int, torch.Tensor] = {}
@@ -25,8 +25,9 @@ class UnitRange:
     def note(self, name: str, args: Any, kwargs: Any, out: Any) -> None:
         if not isinstance(out, torch.Tensor):
             return
-        if args and (name.endswith("_") or name.startswith("__i")) and id(args[0]) in self._unit:
-            del self._unit[id(args[0])]  # changed in place: it may be anything now
+        in_place = name.startswith("__i") or (name.endswith("_") and not name.endswith("__"))
+        if args and in_place and id(args[0]) in self._unit:
+            del self._unit[id(args[0])]  # changed in place: its range is unknown now
         if name in _RAND:
             self._unit[id(out)] = out
         elif name in _BELOW | _ABOVE and len(args) == 2 and id(args[0]) in self._unit:
@@ -40,7 +41,7 @@ class UnitRange:
 
 
 def _decide(name: str, bound: Any) -> bool | None:
-    """The outcome of `u name bound` for every u in [0, 1), or None where it depends on u."""
+    """The outcome of `u name bound` for every u in [0, 1), or None if it depends on u."""
     if isinstance(bound, torch.Tensor) or not isinstance(bound, (int, float)):
         return None
     if name in _BELOW:

@@ -1,4 +1,4 @@
-"""Watches the operators under a recorded call: what they compute, write, draw and keep for backward."""
+"""Observes the operators below a recorded call: FLOPs, writes, random draws and tensors saved for backward."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def storage_key(tensor: torch.Tensor) -> int | None:
 
 @dataclass
 class Observation:
-    """What one recorded call did."""
+    """Cost and side effects of one recorded call."""
 
     flops: int = 0
     backward_flops: int = 0
     saved_bytes: int = 0
     random: bool = False
-    sized_by_data: bool = False  # an operator whose result's shape depends on values
+    sized_by_data: bool = False  # the shape of a result depends on values
     writes: set[int] = field(default_factory=set)
 
 
@@ -45,7 +45,7 @@ class Observer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.now = Observation()
         self.kept: set[int] = set()  # storages counted as saved already, and those of the model's own state
         self._saved: list[torch.Tensor] = []
-        self._alive: list[Any] = []  # a freed storage's address would be given to another
+        self._alive: list[Any] = []  # a freed storage's address would be reused
         self.saved_hooks = saved_tensors_hooks(self._pack, self._unpack)
 
     def begin(self) -> None:
@@ -103,7 +103,7 @@ class Observer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.kept.add(key)
             self._alive.append(tensor.untyped_storage())
             self.now.saved_bytes += tensor.untyped_storage().nbytes()
-        self._saved.append(tensor)  # the graph keeps a number, not the tensor that keeps the graph
+        self._saved.append(tensor)  # the graph keeps an index: a tensor would keep the graph, a cycle
         return len(self._saved) - 1
 
     def _unpack(self, index: int) -> torch.Tensor:
@@ -111,7 +111,7 @@ class Observer(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _looks_at_values(func: Any, args: Any) -> bool:
-    """Indexing has a shape of its own making only where a mask does it."""
+    """Of the operators tagged as dynamic, indexing depends on values only with a mask."""
     if func._overloadpacket is not torch.ops.aten.index:
         return True
     return any(isinstance(i, torch.Tensor) and i.dtype in (torch.bool, torch.uint8) for i in args[1])

@@ -1,4 +1,4 @@
-"""While recording, module calls, custom autograd functions and autocast regions report to the recorder."""
+"""Patches of torch during a recording: module calls, autograd functions and autocast regions reach the recorder."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+AutocastRegion = tuple[str, torch.dtype, bool, bool]  # device type, dtype, enabled, cache enabled
+
 
 class Listener(Protocol):
-    autocasts: list[tuple[str, torch.dtype, bool, bool]]
+    autocasts: list[AutocastRegion]
 
     def module_called(self, module: nn.Module, call: Callable[[], Any], args: Any, kwargs: Any) -> Any: ...
     def flag_read(self) -> None: ...
@@ -21,7 +23,7 @@ class Listener(Protocol):
 
 
 class _Flag:
-    """`module.training` as before, but the listener hears when it is read."""
+    """`module.training` as before, but each read is reported to the listener."""
 
     def __init__(self, listener: Listener) -> None:
         self.listener = listener
@@ -79,7 +81,7 @@ def patched(listener: Listener) -> Iterator[None]:
         listener.autocasts.pop()
         return autocast_exit(self, *error)
 
-    validate = torch.distributions.Distribution._validate_args  # it reads values, only to raise
+    validate = torch.distributions.Distribution._validate_args  # validation reads values
     torch.distributions.Distribution.set_default_validate_args(False)
     torch.autocast.__enter__ = enter  # type: ignore[method-assign]
     torch.autocast.__exit__ = leave  # type: ignore[method-assign]

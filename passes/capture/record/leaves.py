@@ -23,11 +23,11 @@ CONTAINERS = (
 def is_leaf(module: nn.Module) -> bool:
     """Whether a module is a layer.
 
-    A leaf runs as the user wrote it, so its flags, statistics and randomness stay live. That is what we want for
+    A leaf runs as the user wrote it, so its flags, statistics and randomness stay live. That is right for
     every layer of torch.nn, subclasses included (timm's BatchNormAct2d counts batches in forward), and for a custom
     layer without children that has a few parameters or asks for `self.training` (stochastic depth). Anything else is
     traced: blocks, because cuts fall between and inside them, and parameter-free helpers such as rotary tables,
-    because what they make from the inputs can be made again in every stage.
+    because every stage can recompute their results from the inputs.
     """
     if module._backward_hooks or module._backward_pre_hooks or isinstance(module, torch.jit.ScriptModule):
         return True  # hooks must see the module's own call; a script has no Python inside

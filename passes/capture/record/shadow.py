@@ -1,6 +1,6 @@
 """A copy of the model whose tensors are fake: forward runs on it, so the user's model stays untouched.
 
-Whatever forward does to itself (cache a tensor, count its calls, update statistics) happens to the shadow.
+All side effects of forward (a cached tensor, a call counter, updated statistics) happen to the shadow.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from lpcompile.errors import CaptureError
-from lpcompile.passes.capture.leaves import is_leaf
+from lpcompile.passes.capture.record.leaves import is_leaf
 from lpcompile.passes.graph.mutation import INTERNAL
 
 
 class Shadow:
     """`root` mirrors `model`; `name_of(tensor)` and `path_of(module)` answer in the model's own names.
 
-    With `fake_mode=None` the shadow is the model itself (for the real-tensor front end, under `Untouched`).
+    With `fake_mode=None` the shadow is the model itself (for the real-tensor front end, under `untouched`).
     """
 
     def __init__(self, model: nn.Module, fake_mode: FakeTensorMode | None, fakes: dict[int, Any] | None = None) -> None:
         self.model, self.fake_mode = model, fake_mode
-        fakes = {} if fakes is None else fakes  # shared between shadows of one model: making them is half the work
+        fakes = {} if fakes is None else fakes  # shared between shadows of one model: making them is half the cost
         self._names: dict[int, str] = {}
         self._paths: dict[int, str] = {}
         self._originals: dict[int, torch.Tensor] = {}
@@ -44,7 +44,7 @@ class Shadow:
                 self._names[id(fake)] = name
                 self._originals[id(fake)] = tensor
         self.root = model if fake_mode is None else _copy(model, memo)
-        for original in memo.get(id(memo), ()):  # whatever else the copy met: tensors in nested objects
+        for original in memo.get(id(memo), ()):  # tensors in nested objects
             copied = memo.get(id(original))
             if isinstance(original, torch.Tensor) and isinstance(copied, torch.Tensor):
                 self._originals[id(copied)] = original
@@ -79,13 +79,13 @@ def named_tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
                 yield f"{prefix}{key}", value
             elif isinstance(value, (list, tuple, dict)):
                 items = value.values() if isinstance(value, dict) else value
-                flat = f"_{prefix}{key}".replace(".", "_")  # not an attribute path: it gets a name of its own
+                flat = f"_{prefix}{key}".replace(".", "_")  # not an attribute path, so it gets its own name
                 yield from ((f"{flat}_{i}", v) for i, v in enumerate(items) if isinstance(v, torch.Tensor))
 
 
 def fake_tensor(tensor: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
     """A fake with the tensor's shape, dtype and device."""
-    if tensor.device.type == "meta":  # planned without weights: pretend that they are where the inputs are
+    if tensor.device.type == "meta":  # planned without weights: assume the device of the inputs
         with mode:
             fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
             if isinstance(tensor, nn.Parameter):
@@ -116,7 +116,7 @@ def _copy(model: nn.Module, memo: dict[int, Any]) -> nn.Module:
 
 
 def _drop_leaf_hooks(root: nn.Module) -> None:
-    """Forward hooks of layers stay live in the program; on the shadow they would only pick up fake tensors."""
+    """Forward hooks of layers run in the program; on the shadow they would store fake tensors."""
     for module in root.modules():
         if module._forward_hooks and is_leaf(module):
             module._forward_hooks.clear()

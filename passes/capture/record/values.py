@@ -1,4 +1,4 @@
-"""Small questions that the recorder asks about values and frames."""
+"""Predicates on values and stack frames for the recorder."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from torch import fx, nn
 from lpcompile.passes.graph.tree import SCALARS
 
 _TORCH = f"{Path(torch.__file__).parent}{os.sep}"
-_OURS = f"{Path(__file__).parents[2]}{os.sep}"
-_AS_USERS = tuple(f"{_OURS}{room}{os.sep}" for room in ("models", "zoo"))  # models, written as a user writes them
+_OURS = f"{Path(__file__).parents[3]}{os.sep}"
+_AS_USERS = tuple(f"{_OURS}{room}{os.sep}" for room in ("models", "zoo"))  # models count as user code
 
 
 def numbers(value: Any) -> bool:
@@ -41,16 +41,17 @@ def nodes_in(arguments: Any) -> list[fx.Node]:
 
 
 def may_hold(value: Any) -> bool:
+    """Whether a value may contain tensors."""
     return not isinstance(value, (*SCALARS, torch.Size, torch.finfo, torch.iinfo, nn.Module, type))
 
 
 def is_library(file: str) -> bool:
-    """Whether a source file is torch's or ours, so that no message should point to it."""
+    """Whether a source file is torch's or lpcompile's, so that messages should not point to it."""
     return file.startswith((_TORCH, "<")) or (file.startswith(_OURS) and not file.startswith(_AS_USERS))
 
 
 def source_line() -> str:
-    """`file:line in function` of the innermost frame that is the user's, not torch's and not ours."""
+    """`file:line in function` of the innermost frame of user code."""
     frame = sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename

@@ -1,4 +1,4 @@
-"""What a graph took from Python when it was recorded, so that a later change is noticed instead of ignored."""
+"""Attributes that a recording has turned into constants, so that a later change is noticed instead of ignored."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from lpcompile.passes.graph.tree import SCALARS
 Facts = dict[str, dict[str, Any]]
 
 
-class Guard:
-    """Numbers, flags and hooks of the modules that were traced through; leaves are live and need no guard."""
+class AttributeGuard:
+    """Numbers, flags and hooks of the traced modules; leaves read theirs at every call and need no guard."""
 
     def __init__(self, model: nn.Module, leaves: set[str]) -> None:
         self.model = model
@@ -25,11 +25,11 @@ class Guard:
             facts["training"] = not model.training
 
     def accept(self, mode: bool) -> None:
-        """What is true now is what the graph of this mode stands for."""
+        """Take the current attributes as those of the graph of this mode."""
         self.facts[mode] = {path: _facts(module) for path, module in self.modules}
 
     def changed(self, mode: bool) -> str | None:
-        """The first thing that is not as it was when the graph of this mode was recorded."""
+        """The first attribute that differs from the graph of this mode, in words; None if none does."""
         for path, module in self.modules:
             before, now = self.facts[mode][path], _facts(module)
             if before != now:

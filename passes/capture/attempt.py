@@ -1,0 +1,159 @@
+"""The state of a capture over several recordings: modules kept whole, fake or real tensors, notes."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from lpcompile.passes.capture import explain
+from lpcompile.passes.capture.record.caches import FunctionCaches, forget_fakes
+from lpcompile.passes.capture.record.recorder import Recorder
+from lpcompile.passes.capture.record.refusal import Unrecordable
+from lpcompile.passes.capture.record.shadow import Shadow, fake_tensor
+from lpcompile.passes.capture.signature import Rebuild, Signature
+from lpcompile.passes.graph.mutation import Change, changes, snapshot
+from lpcompile.passes.graph.tree import Tree
+from lpcompile.passes.graph.untouched import python_rng_state, untouched
+
+
+class Again(Exception):
+    """Record once more, the same way."""
+
+
+@dataclass(frozen=True)
+class Recording:
+    graph: fx.Graph
+    tree: Tree
+    constants: dict[str, torch.Tensor]
+    reads_training: bool = True  # whether evaluation may be another graph
+    reads_sizes: bool = True  # whether another batch may be another graph in ways that two sizes do not show
+
+
+@dataclass
+class Attempt:
+    """One configuration of the recorder. Refusals widen `kept_whole` or set `real`, then it records again."""
+
+    model: nn.Module
+    signature: Signature
+    kept_whole: set[str]
+    real: bool
+    specialise: bool
+    notes: list[str] = field(default_factory=list)
+    fake_mode: FakeTensorMode = field(default_factory=lambda: FakeTensorMode(allow_non_fake_inputs=True))
+    fakes: dict[int, Any] = field(default_factory=dict)
+    caches: FunctionCaches = field(default_factory=FunctionCaches)
+    watch_random: bool = False
+    warmed: bool = False
+
+    def record(self, tensors: list[torch.Tensor], training: bool, rebuild: Rebuild) -> Recording:
+        shadow = Shadow(self.model, None if self.real else self.fake_mode, self.fakes)
+        if shadow.root.training != training:
+            shadow.root.train(training)
+        convert = self._alias if self.real else self._fake_input
+        inputs = [convert(t) for t in tensors]
+        args, kwargs = rebuild(inputs)
+        recorder = Recorder(shadow, frozenset(self.kept_whole), self.specialise, self.watch_random)
+        before, generators = snapshot(shadow.root), python_rng_state()
+        names = [name for name, _ in self.signature.inputs]
+        try:
+            tree = recorder.run(list(zip(names, inputs, strict=True)), lambda root: root(*args, **kwargs))
+        except Exception as error:
+            raise explain.blame(error, recorder.trail) from error
+        finally:
+            self.caches.forget_fakes()
+        self._check_state(recorder, before, generators, lambda: shadow.root(*args, **kwargs))
+        recorder.graph.eliminate_dead_code(_has_effect)
+        leaves = [self.model.get_submodule(str(n.target)) for n in recorder.graph.nodes if n.op == "call_module"]
+        own = any(not type(m).__module__.startswith("torch.nn.") for m in leaves)  # its output may depend on the mode
+        return Recording(
+            recorder.graph, tree, dict(recorder.constants), recorder.reads_training or own, recorder.reads_sizes
+        )
+
+    @staticmethod
+    def _alias(tensor: torch.Tensor) -> torch.Tensor:
+        """The same memory under another identity: one tensor may be passed twice."""
+        return tensor.detach().requires_grad_(tensor.requires_grad)
+
+    def _fake_input(self, tensor: torch.Tensor) -> torch.Tensor:
+        fake = fake_tensor(tensor.detach(), self.fake_mode)
+        return fake.requires_grad_(tensor.requires_grad) if tensor.requires_grad else fake
+
+    def _check_state(self, recorder: Recorder, before: Any, generators: Any, run: Callable[[], Any]) -> None:
+        """Refuse modules that change their own state in a way that a graph cannot replay."""
+        if python_rng_state() != generators:
+            if not self.watch_random:
+                self.watch_random = True  # record once more to learn which module it was
+                raise Again
+            reason = "forward draws from Python's or numpy's random generator"
+            remedy = "draw from torch's generator (torch.rand, torch.bernoulli) and use the result as a tensor"
+            raise Unrecordable(recorder.random_path or "", reason, remedy=remedy)
+        called = {n.target for n in recorder.graph.nodes if n.op == "call_module"} | self.kept_whole
+        refusals, large = [], []
+        for change in changes(before, recorder.shadow.root, called):
+            name = f"{change.path}.{change.attribute}".strip(".")
+            if change.what != "buffer" and self._share(change.path) >= 0.5:
+                large.append((name, change))
+            else:
+                remedy = f"write into it in place (self.{change.attribute}.copy_(...)) instead of assigning to it"
+                refusals.append(Unrecordable(change.path, f"forward sets the attribute {name}", remedy=remedy))
+        if refusals:
+            refusals[0].also = refusals[1:]
+            raise refusals[0]
+        self._check_large(large, recorder.shadow.root, run)
+
+    def _check_large(self, large: list[tuple[str, Change]], root: nn.Module, run: Callable[[], Any]) -> None:
+        """Refuse attributes that change at every call, in modules too large to keep whole."""
+        if not large:
+            return
+        before = snapshot(root)
+        with contextlib.suppress(Exception), contextlib.ExitStack() as stack:
+            if not self.real:
+                stack.enter_context(self.fake_mode)
+            run()
+        again = {f"{c.path}.{c.attribute}".strip(".") for c in changes(before, root, set())}
+        for name, change in large:
+            if change.what == "tensor":
+                self.notes.append(f"forward of the model keeps a tensor in {name}; the program does not")
+            elif name in again:
+                remedy = f"keep {name} out of forward: count in the training loop, or in a submodule that stays whole"
+                raise Unrecordable("", f"forward changes the attribute {name} at every call", remedy=remedy)
+
+    def warm_caches(self, tensors: list[torch.Tensor], rebuild: Rebuild) -> None:
+        """Clear the user's caches of fake tensors from an earlier recording and fill them by a real run."""
+        self.warmed = True
+        forget_fakes()
+        args, kwargs = rebuild(tensors)
+        with (
+            untouched(self.model, dict(self.model.named_parameters())),
+            torch.no_grad(),
+            contextlib.suppress(Exception),
+        ):
+            self.model(*args, **kwargs)
+
+    def keep_whole(self, refusal: Unrecordable) -> None:
+        """Keep the module whole; from the second refusal of a class on, keep all modules of that class whole."""
+        kind = type(self.model.get_submodule(refusal.path))
+        alike = [p for p, m in self.model.named_modules() if type(m) is kind and p not in self.kept_whole]
+        second = any(type(self.model.get_submodule(p)) is kind for p in self.kept_whole)
+        paths = alike if second else [refusal.path]
+        self.kept_whole.update(paths)
+        others = f" (and {len(paths) - 1} more {kind.__name__})" if len(paths) > 1 else ""
+        self.notes.append(f"{refusal.path} is kept whole{others}: {refusal.reason}{explain.at(refusal.source)}")
+
+    def _share(self, path: str) -> float:
+        total = sum(p.numel() for p in self.model.parameters())
+        part = sum(p.numel() for p in self.model.get_submodule(path).parameters())
+        return part / total if total else 1.0
+
+
+def _has_effect(node: fx.Node) -> bool:
+    """Whether a node does more than make its value: a layer may write its state, a draw advances the generator."""
+    if node.op in ("placeholder", "output", "call_module"):
+        return True
+    return bool(node.meta.get("random") or node.meta.get("writes"))

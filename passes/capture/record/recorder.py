@@ -1,0 +1,225 @@
+"""Records one eager forward as an fx graph.
+
+Forward runs on fake tensors under a TorchFunctionMode: every torch function becomes a node, every layer (see
+`leaves`) becomes a `call_module` node under its qualified name. Python runs as usual, so only the tensors need to be
+traceable. What cannot be recorded faithfully raises `Unrecordable` with the module to blame.
+"""
+
+from __future__ import annotations
+
+import enum
+import operator
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import _disable_current_modes
+
+from lpcompile.passes.capture.record.caches import holds_fake
+from lpcompile.passes.capture.record.graph_writer import GraphWriter
+from lpcompile.passes.capture.record.leaves import is_leaf
+from lpcompile.passes.capture.record.observer import Observation, Observer, storage_key
+from lpcompile.passes.capture.record.operations import TENSOR_HOOKS, VALUE_READS, operation, reads_size
+from lpcompile.passes.capture.record.patches import AutocastRegion, patched
+from lpcompile.passes.capture.record.provable import UnitRange
+from lpcompile.passes.capture.record.refusal import ModuleTrail, Unrecordable
+from lpcompile.passes.capture.record.shadow import Shadow, fake_tensor
+from lpcompile.passes.capture.record.values import may_hold, numbers, stand_in
+from lpcompile.passes.graph.calls import Apply, Script
+from lpcompile.passes.graph.tree import SCALARS, Tree, flatten
+from lpcompile.passes.graph.untouched import python_rng_state, rng_state, set_rng_state
+
+
+class Recorder(TorchFunctionMode):
+    """Records `shadow.root(*args, **kwargs)` into `graph`; `kept_whole` names modules to keep as leaves.
+
+    `specialise` freezes branches on data as the example inputs take them (real tensors only).
+    """
+
+    def __init__(self, shadow: Shadow, kept_whole: frozenset[str] = frozenset(), specialise: bool = False,
+                 watch_random: bool = False) -> None:  # fmt: skip
+        super().__init__()
+        self.shadow, self.kept_whole, self.specialise = shadow, kept_whole, specialise
+        self.autocasts: list[AutocastRegion] = []  # the regions that forward is inside of
+        self.trail = ModuleTrail()
+        self.writer = GraphWriter(shadow, self.trail, self.autocasts)
+        self.graph, self.constants = self.writer.graph, self.writer.constants
+        self.reads_training = self.reads_sizes = False
+        self.watch_random = watch_random
+        self.random_path: str | None = None  # the innermost module that drew from Python's generators
+        self._paused = False
+        self._observer = Observer()
+        self._ranges = UnitRange()
+
+    # ---- running
+
+    def run(self, inputs: list[tuple[str, torch.Tensor]], call: Callable[[nn.Module], Any]) -> Tree:
+        """Record `call(root)`; `inputs` are its tensors with the placeholder names they get."""
+        for name, tensor in inputs:
+            self.writer.placeholder(name, tensor)
+        for name, tensor in [*self.shadow.root.named_parameters(), *self.shadow.root.named_buffers()]:
+            key = storage_key(tensor)
+            if key is not None:
+                self._observer.kept.add(key)
+                self.writer.name_storage(key, name)
+        with ExitStack() as stack:
+            stack.enter_context(torch.enable_grad())
+            stack.enter_context(patched(self))
+            if self.shadow.fake_mode is not None:
+                stack.enter_context(self.shadow.fake_mode)
+            stack.enter_context(self._observer.saved_hooks)
+            stack.enter_context(self._observer)
+            stack.enter_context(self)
+            out = call(self.shadow.root)
+        if self.trail.refused is not None:
+            raise self.trail.refused
+        leaves, tree = flatten(out)
+        if not leaves:
+            raise Unrecordable("", f"the output holds no tensor that can be found: it is {tree}", "")
+        closed = [c for c in tree.constants if not isinstance(c, (*SCALARS, enum.Enum, type, nn.Module))]
+        if any(hasattr(c, "__next__") or holds_fake(c, 3) for c in closed):
+            kinds = ", ".join(sorted({type(c).__name__ for c in closed}))
+            raise Unrecordable("", f"the output holds tensors inside an object that cannot be opened ({kinds})", "")
+        self.writer.output(leaves)
+        return tree
+
+    # ---- modules, called by patches.patched
+
+    def module_called(self, module: nn.Module, call: Callable[[], Any], args: Any, kwargs: Any) -> Any:
+        path = self.shadow.path_of(module)
+        if self._paused:
+            return call()
+        if not path or not (path in self.kept_whole or is_leaf(module)):
+            return self._trace_through(path, call)
+        self.trail.stack.append(path)
+        generators = rng_state() if self.watch_random else None
+        try:
+            out, seen = self._observe(lambda: self._call_whole(path, call, args, kwargs))
+        finally:
+            self.trail.stack.pop()
+            if generators is not None:  # a leaf draws again at every call
+                set_rng_state(generators)
+        if not self.specialise and numbers(out):
+            raise self.trail.refuse(f"{path} returns a Python number, which its caller may use")
+        node = self.writer.emit("call_module", path, args, kwargs, out, seen, path=path)
+        if not type(module).__module__.startswith("torch.nn."):
+            self.writer.bind_kept(path, module, node)
+        return out
+
+    def _call_whole(self, path: str, call: Callable[[], Any], args: Any, kwargs: Any) -> Any:
+        """Run a leaf. A module that reads the values of its tensors runs on real stand-ins, which give its shapes."""
+        mode = self.shadow.fake_mode
+        if mode is None or path not in self.kept_whole:
+            return call()
+        try:
+            return call()
+        except Exception:
+            leaves, tree = flatten((args, kwargs))
+            with _disable_current_modes(), self._observer:
+                stand_args, stand_kwargs = tree.unflatten([stand_in(t) for t in leaves])
+                out = self.shadow.model.get_submodule(path)(*stand_args, **stand_kwargs)
+            results, out_tree = flatten(out)
+            grown = [fake_tensor(t.detach(), mode).requires_grad_(t.requires_grad) if t.is_floating_point()
+                     else fake_tensor(t, mode) for t in results]  # fmt: skip
+            self.writer.keep_alive(grown)
+            return out_tree.unflatten(grown)
+
+    def _trace_through(self, path: str | None, call: Callable[[], Any]) -> Any:
+        self.trail.stack.append(self.trail.path if path is None else path)
+        generators = python_rng_state() if self.watch_random else None
+        try:
+            out = call()
+        except Exception:
+            self.trail.fail()
+            raise
+        finally:
+            self.trail.stack.pop()
+        if generators is not None and self.random_path is None and python_rng_state() != generators:
+            self.random_path = path
+        return out
+
+    def function_applied(self, function: type[torch.autograd.Function], args: Any, kwargs: Any) -> Any:
+        """A custom autograd Function is one node, so that its own backward stays."""
+        call = Apply(function)
+        if self._paused:
+            return call(*args, **kwargs)
+        if function is torch.utils.checkpoint.CheckpointFunction:  # record the function without its checkpoint
+            return args[0](*args[2:])
+        out, seen = self._observe(lambda: call(*args, **kwargs))
+        self.writer.emit("call_function", call, args, kwargs, out, seen)
+        return out
+
+    def flag_read(self) -> None:
+        """Traced code read `training`, so evaluation may be another graph; a leaf reads it live."""
+        self.reads_training = self.reads_training or not self._paused
+
+    def script_called(self, function: Any, call: Callable[[], Any], args: Any, kwargs: Any) -> Any:
+        """A TorchScript function is one node: its executor runs different operators at the first and later calls."""
+        if self._paused:
+            return call()
+        out, seen = self._observe(call)
+        self.writer.emit("call_function", Script(function), args, kwargs, out, seen)
+        return out
+
+    def _observe(self, call: Callable[[], Any]) -> tuple[Any, Observation]:
+        self._observer.begin()
+        self._paused = True
+        try:
+            return call(), self._observer.end()
+        except Exception:
+            self.trail.fail()
+            raise
+        finally:
+            self._paused = False
+
+    # ---- functions
+
+    def __torch_function__(self, func: Any, types_: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = getattr(func, "__name__", "")
+        if self._paused:
+            return func(*args, **kwargs)
+        if name in VALUE_READS:
+            return self._read(func, name, args, kwargs)
+        if reads_size(func, name):
+            self.reads_sizes = True
+        if any(type(a).__name__ == "ndarray" for a in (*args, *kwargs.values())):
+            with _disable_current_modes():
+                return func(*args, **kwargs)  # a constant: it enters the graph where it is used
+        if name in TENSOR_HOOKS:
+            raise self.trail.refuse(f"forward calls {name}() on a tensor")
+        out, seen = self._observe(lambda: func(*args, **kwargs))
+        if seen.sized_by_data and not self.specialise:
+            raise self.trail.refuse("the shape of a result depends on the values in a tensor")
+        tensors = [out] if isinstance(out, torch.Tensor) else flatten(out)[0] if may_hold(out) else []
+        if not tensors:
+            if name == "__setitem__":
+                self.writer.emit("call_function", operator.setitem, args, kwargs, None, seen)
+            elif name == "__set__":
+                self._set_attribute(func, args, seen)
+            elif seen.writes:
+                self.writer.emit("call_function", func, args, kwargs, None, seen)
+            return out
+        self.writer.emit(*operation(func, name, args, kwargs), out, seen)
+        self._ranges.note(name, args, kwargs, out)
+        return out
+
+    def _read(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
+        tensors = [a for a in args if isinstance(a, torch.Tensor)]
+        proven = self._ranges.proven(tensors[0]) if tensors else None
+        if proven is not None:
+            return proven
+        if not self.specialise and any(self.writer.varies(t) for t in tensors):
+            reason = "what it does next depends on the values in a tensor (an if, a loop or a size): Python reads it"
+            raise self.trail.refuse(f"{reason} with {name.strip('_')}()")
+        return self._observe(lambda: func(*args, **kwargs))[0]
+
+    def _set_attribute(self, func: Any, args: Any, seen: Observation) -> None:
+        attribute = getattr(getattr(func, "__self__", None), "__name__", "")
+        if attribute == "requires_grad":
+            self.writer.emit("call_method", "requires_grad_", args[:2], {}, args[0], seen)
+        elif attribute not in ("grad", "_backward_hooks"):
+            raise self.trail.refuse(f"forward sets .{attribute} of a tensor")

@@ -1,0 +1,117 @@
+"""Modules that a graph cannot replay stay whole and live."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from torch import nn
+
+import lpcompile
+from tests.passes.capture.models import Block, Net, run
+
+
+class Stepper(nn.Module):
+    """Kept whole: it counts its calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin, self.calls = nn.Linear(4, 4), 0
+
+    def forward(self, x):
+        self.calls += 1
+        return self.lin(x) * self.calls
+
+
+class RandomDepth(nn.Module):
+    """Kept whole: it draws from Python's generator."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return x if random.random() < 0.5 else x + self.lin(x)
+
+
+class DataBranch(nn.Module):
+    """Kept whole: it branches on a tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.lin(x) if x.sum() > 0 else x
+
+
+@pytest.mark.parametrize("kind, reason", [(Stepper, "sets the attribute"), (RandomDepth, "random generator"),
+                                          (DataBranch, "")])  # fmt: skip
+def test_modules_that_a_graph_cannot_replay_stay_whole_and_live(kind, reason):
+    model = nn.Sequential(nn.Linear(4, 4), nn.Sequential(kind(), nn.ReLU()), nn.Linear(4, 4), nn.Linear(4, 4))
+    captured = lpcompile.capture(model, torch.randn(2, 4))
+    assert captured._lp.kept_whole == ("1.0",)
+    assert any("1.0 is kept whole" in n and reason in n for n in captured._lp.notes)
+    for seed in range(6):
+        x = torch.randn(3, 4)
+        random.seed(seed)
+        expected = model(x)
+        random.seed(seed)
+        if kind is Stepper:
+            model[1][0].calls -= 1
+        assert torch.equal(captured(x), expected)
+
+
+def test_layer_drop_of_rate_zero_is_no_branch():
+    class Dropping(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+
+        def forward(self, x):
+            for layer in self.layers:
+                if self.training and torch.rand([]) < 0.0:
+                    continue
+                x = x + layer(x)
+            return x + torch.rand_like(x)
+
+    model, x = Dropping(), torch.randn(2, 4)
+    captured = lpcompile.capture(model, x)
+    assert captured._lp.kept_whole == ()
+    assert torch.equal(run(captured, x), run(model, x))  # the draws stay, so the generator advances alike
+
+
+def test_leaf_keeps_modules_whole_by_name_and_by_class():
+    model, x = Net(), torch.randn(2, 3, 8, 8)
+    by_class = lpcompile.capture(model, x, leaf=[Block])
+    assert "blocks.1" in {n.target for n in by_class.graph.nodes}
+    by_name = lpcompile.capture(model, x, leaf=["blocks"])
+    assert "blocks" in {n.target for n in by_name.graph.nodes}
+    assert torch.equal(run(by_name, x), run(model, x))
+
+
+def test_a_tensor_that_a_whole_module_leaves_behind_can_be_read():
+    class Expert(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lin, self.aux = nn.Linear(4, 4), None
+
+        def forward(self, x):
+            self.aux = x.square().mean()
+            return self.lin(x)
+
+    class Mixture(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.experts = nn.ModuleList(Expert() for _ in range(3))
+            self.head = nn.Linear(4, 4)
+
+        def forward(self, x):
+            for expert in self.experts:
+                x = x + expert(x)
+            return self.head(x), sum(e.aux for e in self.experts)
+
+    model, x = Mixture(), torch.randn(2, 4)
+    captured = lpcompile.capture(model, x)
+    assert all(torch.equal(a, b) for a, b in zip(captured(x), model(x), strict=True))

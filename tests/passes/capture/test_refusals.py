@@ -1,0 +1,84 @@
+"""Models and calls that capture refuses, and what its errors say."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import lpcompile
+from lpcompile.errors import CaptureError, InputError, UsageError
+from tests.passes.capture.models import Loop, Net, Structured
+
+
+def test_calls_that_differ_from_the_recorded_one_are_named():
+    model = Structured()
+    pair, mask = (torch.randn(2, 4), torch.randn(2, 4)), torch.rand(2, 4) > 0.5
+    captured = lpcompile.capture(model, (pair,), {"mask": mask})
+    with pytest.raises(InputError, match="'mask' was given when the model was captured but is missing"):
+        captured(pair)
+    with pytest.raises(InputError, match="'flag' is given now but was not"):
+        captured(pair, mask=mask, flag=False)
+    with pytest.raises(InputError, match=r"compiled for float32\[B, 4\]"):
+        captured((torch.randn(2, 4), torch.randn(2, 5)), mask=mask)
+    with pytest.raises(InputError, match="cannot be called like this"):
+        captured(pair, mask=mask, unknown=1)
+
+
+class RootBranch(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin = nn.Linear(4, 4)
+
+    def forward(self, x, flag=True):
+        if x.sum() > 0:
+            x = self.lin(x)
+        return x
+
+
+def test_a_model_that_cannot_be_captured_names_line_reason_and_remedy():
+    with pytest.raises(CaptureError) as error:
+        lpcompile.capture(RootBranch(), torch.ones(2, 4))
+    text = str(error.value)
+    assert "test_refusals.py:" in text and "if x.sum() > 0:" in text
+    assert "front_end='specialise'" in text and "concrete_args=" in text
+
+
+def test_specialise_freezes_the_branch_when_asked():
+    model, x = RootBranch(), torch.ones(2, 4)
+    captured = lpcompile.capture(model, x, front_end="specialise")
+    assert torch.equal(captured(x), model(x))
+
+
+def test_a_model_that_fails_by_itself_gets_its_own_error():
+    with pytest.raises(CaptureError, match="the model itself fails on the example inputs"):
+        lpcompile.capture(nn.Linear(4, 4), torch.randn(2, 5))
+
+
+def test_bad_arguments_are_refused_with_a_remedy():
+    with pytest.raises(UsageError, match="expected a torch.nn.Module"):
+        lpcompile.capture("resnet50", torch.randn(2, 4))
+    with pytest.raises(UsageError, match="pass model._orig_mod"):
+        lpcompile.capture(torch.compile(nn.Linear(4, 4)), torch.randn(2, 4))
+    with pytest.raises(UsageError, match=r"no such module.*closest: blocks"):
+        lpcompile.capture(Net(), torch.randn(2, 3, 8, 8), leaf=["block"])
+    with pytest.raises(UsageError, match="front_end='magic' is not one of"):
+        lpcompile.capture(Net(), torch.randn(2, 3, 8, 8), front_end="magic")
+    with pytest.raises(CaptureError, match="run the model once"):
+        lpcompile.capture(nn.LazyLinear(4), torch.randn(2, 4))
+
+
+def test_an_exception_that_forward_swallows_is_still_a_refusal():
+    def body(model, x):
+        try:
+            return x * int(x.sum())
+        except Exception:
+            return x
+
+    with pytest.raises(CaptureError, match="depends on the values in a tensor"):
+        lpcompile.capture(Loop(body), torch.randn(2, 4))
+
+
+def test_a_shape_that_depends_on_data_is_refused():
+    with pytest.raises(CaptureError, match="the shape of a result depends on the values"):
+        lpcompile.capture(Loop(lambda m, x: x.sum() / x[x > 0].shape[0]), torch.randn(2, 4))
