@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from lpcompile.core.plan import Plan
-from lpcompile.core.spec import TensorSpec
+from lpcompile.core.stage_io import TensorSpec
 from lpcompile.errors import InputError, UsageError
 from lpcompile.passes.auxnet.derive import AuxNet
 from lpcompile.passes.capture.captured import Captured

@@ -20,7 +20,7 @@ from lpcompile.bench.contender import Contender, compiled_module
 from lpcompile.bench.torch_pipeline import Pipeline
 from lpcompile.bench.work import Work, WorkSpec, call, loss, slice_of, work
 from lpcompile.compile import parallelize
-from lpcompile.core.pipeline_order import checked_micro
+from lpcompile.core.micro_batches import checked_micro
 from lpcompile.core.plan import Plan
 from lpcompile.core.trace import kind_of
 from lpcompile.errors import UsageError

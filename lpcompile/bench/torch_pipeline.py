@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from lpcompile.bench.contender import Contender, compiled_module
 from lpcompile.bench.work import Work, loss
 from lpcompile.core.memory_format import channels_last, lies_channels_last
-from lpcompile.core.pipeline_order import checked_micro
+from lpcompile.core.micro_batches import checked_micro
 from lpcompile.program import Program
 from lpcompile.runtime.methods import get_method
 from lpcompile.training.measures import bytes_of

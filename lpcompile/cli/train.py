@@ -12,7 +12,15 @@ if TYPE_CHECKING:
     from lpcompile.training.job import Job
 
 # The attribute that a Method needs for a flag to mean something.
-NEEDED_TRAITS = {"beta": "aux", "psi": "aux", "kappa": "kappa", "buffer": "replay", "buffer_policy": "replay"}
+NEEDED_TRAITS = {
+    "beta": "aux",
+    "psi": "aux",
+    "kappa": "kappa",
+    "buffer": "replay",
+    "buffer_policy": "replay",
+    "stash": "double_buffers",
+    "lockstep": "locksteps",
+}
 
 
 def add_arguments(parser: Parser) -> None:

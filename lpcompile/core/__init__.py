@@ -1,8 +1,8 @@
 """What the compiler and the runtime both read, and nothing that only one of them needs.
 
-Records: `spec` and `stage_io` (tensors, what a stage takes and gives), `cost` (units and profiles), `plan`, `method`.
+Records: `stage_io` (tensors, what a stage takes and gives), `cost` (units and profiles), `plan`, `method`, `compiled`.
 Schedules: `schedule` (instructions as data), `verify` (proof that they run), `staleness` (how late gradients are),
-`micro_batches` and `pipeline_order` (torch's pipelines), `split_backward`.
+`micro_batches` (how many, and torch's pipelines), `split_backward`, `trace` (what ranks did).
 Text: `tables`, by which plans and schedules print themselves.
 Helpers: `memory_format`, `progress`, `atomic_file`, `gc_pause`.
 

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from torch import Tensor, nn
 
 from lpcompile.core.plan import Plan
-from lpcompile.core.spec import TensorSpec
+from lpcompile.core.stage_io import TensorSpec
 
 
 class OutputTree(Protocol):

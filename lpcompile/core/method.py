@@ -127,6 +127,8 @@ class Method:
     torch_schedule: str = ""  # class of torch.distributed.pipelining whose order a pipeline follows
     splits_backward: bool = False  # input and weight gradients are computed apart
     reruns_stage: bool = False  # stages run a second forward
+    double_buffers: bool = False  # has the option stash="2bw"
+    locksteps: bool = False  # has the option lockstep=True: no skew
     reruns_auxnets: bool = False  # AuxNets run a second forward where the batch is not cut
 
     # the paper's Table 1 as printed, in the order of `compare.properties.NAMES`; "" where the paper has no row

@@ -1,14 +1,127 @@
-"""The number of micro-batches per step: the user's, or the method's default for a plan.
+"""Micro-batches: how many a step has, and the order in which exact pipelines run them.
 
->>> micro_of(plan, get_method("multiplier"))        # K = 4, a batch of 64
-4
+`torch.distributed.pipelining` writes a table of every rank's actions when a schedule object is made. That runs nothing
+and needs no process group, so a stand-in takes the place of the stage.
+
+>>> order(get_method("1f1b"), K=2, micro=3)[0]
+(('F', 0), ('F', 1), ('B', 0), ('F', 2), ('B', 1), ('B', 2))
 """
 
 from __future__ import annotations
 
+import importlib
+from collections import Counter
+from functools import lru_cache
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
 from lpcompile.core.method import BatchFacts, Method
-from lpcompile.core.pipeline_order import checked_micro
 from lpcompile.core.plan import Plan
+from lpcompile.errors import UsageError
+
+FORWARD, BACKWARD, INPUT, WEIGHT = KINDS = ("F", "B", "I", "W")  # torch's own letters
+SINCE = "2.9"  # the first torch whose schedule classes all have a table of actions
+
+MIN_SAMPLES = 8  # preferred lower limit for the samples of a micro-batch
+MAX_PER_STAGE = 4  # upper limit for the default number of micro-batches, per stage
+
+Order = tuple[tuple[tuple[str, int], ...], ...]  # for each rank its actions (kind, micro-batch) in order
+
+
+@lru_cache(maxsize=256)
+def order(method: Method, K: int, micro: int) -> Order:
+    """Each rank's actions in order, from torch's own schedule class, with one stage a rank."""
+    name = method.torch_schedule
+    stage: Any = SimpleNamespace(
+        num_stages=K, group_size=K, group_rank=0, stage_index=0, is_first=True, is_last=K == 1, submod=None
+    )
+    try:
+        schedules = importlib.import_module("torch.distributed.pipelining.schedules")
+        make = getattr(schedules, name)
+        # ZB1P also plans its messages, which takes several times as long; ours are planned by the schedule.
+        made = type(name, (make,), {"_prepare_schedule_with_comms": lambda *given, **named: None})
+        table = made([stage] if issubclass(make, schedules.PipelineScheduleMulti) else stage, micro).pipeline_order
+        lines = tuple(_line(table[rank]) for rank in range(K))
+    except ValueError as error:
+        raise UsageError(
+            f"{method.name!r} cannot run {micro} micro-batches on {K} stages: "
+            f"torch says {' '.join(str(error).split())!r}; use a multiple of {K}"
+        ) from None
+    except (ImportError, AttributeError, TypeError, KeyError) as error:
+        raise UsageError(_unknown(method, f"{type(error).__name__}: {error}")) from None
+    whole = ({FORWARD: micro, BACKWARD: micro}, {FORWARD: micro, INPUT: micro, WEIGHT: micro})
+    if any(Counter(kind for kind, _ in line) not in whole for line in lines):
+        raise UsageError(_unknown(method, "its table does not have every micro-batch"))
+    return lines
+
+
+def _line(actions: Any) -> tuple[tuple[str, int], ...]:
+    """One rank's actions. Micro-batches run in ascending order and are counted here, since torch's table of 1F1B (which
+    its own engine does not read) counts the last rank's forwards from 1."""
+    done: Counter[str] = Counter()
+    line = []
+    for kind in (action.computation_type.value for action in actions if action is not None):
+        if kind in KINDS:
+            line.append((kind, done[kind]))
+            done[kind] += 1
+    return tuple(line)
+
+
+def _unknown(method: Method, why: str) -> str:
+    return (
+        f"{method.name!r} follows torch's {method.torch_schedule}, which torch {torch.__version__} does not have in a "
+        f"form that lpcompile knows ({why}); use torch {SINCE} or newer, or method='bp'"
+    )
+
+
+def checked_micro(method: Method, K: int, batch: int | None, given: int | None = None, free: bool = True) -> int:
+    """Number of micro-batches of a pipeline: `given` if it cuts the batch into equal parts that torch's schedule can
+    run, else the default. free: the model runs at other batch sizes than `batch`.
+
+    Only the planned batch size is held to this. The last batch of an epoch may be smaller: its micro-batches then
+    differ by a sample, each is weighted by its samples, and gradients are exact all the same.
+    """
+    if given is None:
+        found = default_micro(method, K, batch, free)
+        if found is None:
+            needs = f"{method.name!r} on {K} stages needs {K} to {MAX_PER_STAGE * K} micro-batches, and"
+            raise UsageError(
+                f"{needs} a batch of {batch} has no such equal parts; use a batch that is a multiple of {K}, or pass "
+                f"micro=..."
+                if free
+                else f"{needs} this model runs at a batch of {batch} only; let it take any batch size, or use a method "
+                f"without micro-batches"
+            )
+        return found
+    if given > 1 and not free:
+        raise UsageError(
+            f"micro={given}: this model runs at a batch of {batch} only, so it cannot be cut into micro-batches; "
+            f"pass micro=1"
+        )
+    if batch is not None and batch % given:
+        choices = [str(m) for m in range(1, batch + 1) if batch % m == 0 and method.accepts_micro(K, m)]
+        raise UsageError(
+            f"micro={given} does not divide the batch of {batch}, and {method.name!r} cuts it into equal "
+            f"micro-batches; use {'micro=' + ' or '.join(choices) if choices else 'another batch'}, "
+            f"or compile for the batch that is trained with"
+        )
+    order(method, K, given)
+    return given
+
+
+def default_micro(method: Method, K: int, batch: int | None, free: bool = True) -> int | None:
+    """The largest number up to two micro-batches per stage that leaves 8 samples in each, at least one per stage; None
+    if no number fits. More micro-batches shorten the bubble, and each runs slower than its share."""
+    if K == 1:
+        return 1
+    if not free:
+        return 1 if method.accepts_micro(K, 1) else None
+    size = batch or 2 * K * MIN_SAMPLES
+    fits = [m for m in range(K, MAX_PER_STAGE * K + 1) if size % m == 0 and method.accepts_micro(K, m)]
+    good = [m for m in fits if m <= 2 * K and size // m >= MIN_SAMPLES]
+    return good[-1] if good else min(fits, default=None)
 
 
 def micro_of(plan: Plan, method: Method, stash: str = "all") -> int | None:

@@ -17,7 +17,7 @@ from typing import Any, TypeVar, get_type_hints
 
 from lpcompile.core.atomic_file import write_text
 from lpcompile.core.cost import UnitCost
-from lpcompile.core.spec import TensorSpec
+from lpcompile.core.stage_io import TensorSpec
 from lpcompile.errors import PlanError
 
 VERSION = 2

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
-from lpcompile.core.pipeline_order import SINCE
+from lpcompile.core.micro_batches import SINCE
 from lpcompile.errors import UsageError
 
 Groups = list[dict[str, Any]]

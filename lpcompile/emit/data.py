@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from lpcompile.core.spec import TensorSpec
+from lpcompile.core.stage_io import TensorSpec
 from lpcompile.emit.json_values import OPAQUE, decode, encode, tree_from_json, tree_to_json
 from lpcompile.errors import EmitError
 from lpcompile.passes.capture.signature import Signature

@@ -67,7 +67,7 @@ class Pass:
 
 def run_passes(passes: Sequence[Pass], artefacts: Artefacts) -> Artefacts:
     """All artefacts after the last pass, by name."""
-    shown = print_after.requested([p.name for p in passes])
+    shown = print_after.requested([p.name for p in passes], [p.name for p in (*PASSES, *FOLLOW_PASSES)])
     for each in passes:
         made = each.run(**{name: artefacts[name] for name in each.needs})
         artefacts = {**artefacts, **dict(zip(each.ensures, made, strict=True))}

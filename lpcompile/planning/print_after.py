@@ -28,9 +28,10 @@ def check(names: Sequence[str], known: Sequence[str]) -> None:
             raise UsageError(f"there is no pass {name!r}; the closest is {close!r}, all are {', '.join(known)}")
 
 
-def requested(running: Sequence[str]) -> set[str]:
-    """The passes of this pipeline to print after. A name that only another pipeline has is passed over."""
+def requested(running: Sequence[str], known: Sequence[str]) -> set[str]:
+    """The passes of this pipeline to print after. `known`: the passes of all pipelines, which may be named as well."""
     names = [*_requested, *(n.strip() for n in os.environ.get(VARIABLE, "").split(",") if n.strip())]
+    check(names, known)
     return set(running) if ALL in names else set(names) & set(running)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lpcompile.core.pipeline_order import checked_micro
+from lpcompile.core.micro_batches import checked_micro
 from lpcompile.errors import UsageError
 from lpcompile.runtime.engine.settings import settings
 from lpcompile.runtime.launch import launch

@@ -13,7 +13,7 @@ import torch
 from torch import fx, nn
 from torch.nn import functional as F
 
-from lpcompile.core.spec import TensorSpec
+from lpcompile.core.stage_io import TensorSpec
 
 MAX_DENSE_FEATURES = 512  # per sample, on either side of a dense adapter; more are pooled
 MIN_BOTTLENECK = 4  # features between two thin linear layers

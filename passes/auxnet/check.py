@@ -10,7 +10,7 @@ import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from lpcompile.core.spec import TensorSpec
+from lpcompile.core.stage_io import TensorSpec
 from lpcompile.passes.capture.record.shadow import fake_tensor
 from lpcompile.passes.graph.fake_norm import QuickNorms
 from lpcompile.passes.graph.module import TwoModeModule

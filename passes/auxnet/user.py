@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import fx, nn
 
-from lpcompile.core.spec import TensorSpec
+from lpcompile.core.stage_io import TensorSpec
 from lpcompile.errors import UsageError
 from lpcompile.passes.auxnet.adapter import noted
 from lpcompile.passes.auxnet.check import Mismatch, checked_flops

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from lpcompile.core.spec import TensorSpec
+from lpcompile.core.stage_io import TensorSpec
 from lpcompile.errors import InputError, UsageError
 from lpcompile.passes.graph.tree import Tree, flatten
 

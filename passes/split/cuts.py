@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from torch import fx, nn
 
-from lpcompile.core.spec import TensorSpec
+from lpcompile.core.stage_io import TensorSpec
 from lpcompile.errors import UsageError
 from lpcompile.passes.capture.captured import Captured
 from lpcompile.passes.graph.liveness import Liveness, liveness

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from lpcompile.core.compiled import CompiledProgram
-from lpcompile.core.pipeline_order import checked_micro
+from lpcompile.core.micro_batches import checked_micro
 from lpcompile.core.plan import Plan
 from lpcompile.errors import UsageError
 from lpcompile.runtime.comm import pack

@@ -160,4 +160,5 @@ MULTIPLIER = Method(
     beta="relative",
     default_micro=skew_micro,
     reruns_auxnets=True,
+    locksteps=True,
 )

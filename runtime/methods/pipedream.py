@@ -114,6 +114,7 @@ PIPEDREAM = Method(
     bp.adjoint,
     delayed=True,
     default_micro=double_buffer_micro,
+    double_buffers=True,
     table_1="✓××××××",
 )
 DDG = Method(

@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from lpcompile.core.method import BatchFacts, Method, ScheduleOptions, assemble, finish
-from lpcompile.core.pipeline_order import FORWARD, INPUT, WEIGHT, default_micro, order
+from lpcompile.core.micro_batches import FORWARD, INPUT, WEIGHT, default_micro, order
 from lpcompile.core.plan import Plan
 from lpcompile.core.schedule import Builder, Schedule
 from lpcompile.runtime.methods import bp

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from lpcompile import EmitError
-from lpcompile.core.spec import TensorSpec
+from lpcompile.core.stage_io import TensorSpec
 from lpcompile.emit.data import (
     describe,
     modules_to_json,

@@ -77,6 +77,12 @@ def test_a_name_that_is_no_pass_is_refused_with_the_closest():
     print_after.check(["all", "plan"], [p.name for p in PASSES])
 
 
+def test_an_environment_that_names_no_pass_is_refused(monkeypatch):
+    monkeypatch.setenv(print_after.VARIABLE, "prfile")
+    with pytest.raises(UsageError, match="there is no pass 'prfile'"):
+        lpcompile.parallelize(model(), 2, example_inputs=torch.randn(4, 6), cost="flops")
+
+
 def test_a_warning_points_to_the_line_of_the_user():
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")

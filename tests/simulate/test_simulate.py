@@ -12,7 +12,7 @@ from itertools import pairwise
 
 import pytest
 
-from lpcompile.core.pipeline_order import order
+from lpcompile.core.micro_batches import order
 from lpcompile.core.schedule import Builder, Instruction, Ref, Schedule, build
 from lpcompile.errors import ScheduleError
 from lpcompile.runtime.engine.schedules import default_schedule

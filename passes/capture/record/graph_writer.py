@@ -10,7 +10,7 @@ import torch
 from torch import fx, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
-from lpcompile.core.spec import TensorSpec
+from lpcompile.core.stage_io import TensorSpec
 from lpcompile.passes.capture.record.observer import Observation, storage_key
 from lpcompile.passes.capture.record.patches import AutocastRegion
 from lpcompile.passes.capture.record.refusal import ModuleTrail

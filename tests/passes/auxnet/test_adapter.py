@@ -9,7 +9,7 @@ import torch
 from torch import fx, nn
 
 import lpcompile
-from lpcompile.core.spec import TensorSpec
+from lpcompile.core.stage_io import TensorSpec
 from lpcompile.passes.auxnet.adapter import MAX_DENSE_FEATURES, MIN_BOTTLENECK, Adapter, possible, sample
 from tests.passes.auxnet.families import boundaries
 

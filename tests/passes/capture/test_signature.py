@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lpcompile.core.spec import TensorSpec
+from lpcompile.core.stage_io import TensorSpec
 from lpcompile.errors import InputError, UsageError
 from lpcompile.passes.capture.signature import Signature, bind, example_call, make_signature, rebuilder
 

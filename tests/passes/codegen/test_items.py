@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, fx, nn
 
-from lpcompile.core.spec import TensorSpec
+from lpcompile.core.stage_io import TensorSpec
 from lpcompile.passes.codegen.items import parts_of, read_off
 from lpcompile.passes.graph.batch import symbol
 from tests.passes.codegen.stages import Blocks, opened, rows

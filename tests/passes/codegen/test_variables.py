@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import fx
 
-from lpcompile.core.spec import TensorSpec
+from lpcompile.core.stage_io import TensorSpec
 from lpcompile.passes.codegen.items import Item
 from lpcompile.passes.codegen.values import Names
 from lpcompile.passes.codegen.variables import Scope, hint, mixes, module_hint

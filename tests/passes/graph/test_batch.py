@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import fx
 
-from lpcompile.core.spec import TensorSpec
+from lpcompile.core.stage_io import TensorSpec
 from lpcompile.passes.graph.batch import (
     Affine,
     Different,

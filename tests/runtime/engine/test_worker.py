@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from lpcompile.core.spec import TensorSpec
-from lpcompile.core.stage_io import StageIO
+from lpcompile.core.stage_io import StageIO, TensorSpec
 from lpcompile.runtime.comm.transport import Local
 from lpcompile.runtime.engine.settings import settings
 from lpcompile.runtime.engine.worker import Net, Worker, differentiable

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.distributed.pipelining import schedules
 
-from lpcompile.core import pipeline_order
+from lpcompile.core import micro_batches
 from lpcompile.core.micro_batches import bubble_of
 from lpcompile.errors import UsageError
 from lpcompile.runtime.engine.schedules import default_schedule
@@ -18,15 +18,15 @@ PIPELINES = [m.name for m in METHODS.values() if m.pipeline]
 
 
 def order(method, K, micro):
-    return pipeline_order.order(METHODS[method], K, micro)
+    return micro_batches.order(METHODS[method], K, micro)
 
 
 def default_micro(method, K, batch, **given):
-    return pipeline_order.default_micro(METHODS[method], K, batch, **given)
+    return micro_batches.default_micro(METHODS[method], K, batch, **given)
 
 
 def checked_micro(method, *given, **named):
-    return pipeline_order.checked_micro(METHODS[method], *given, **named)
+    return micro_batches.checked_micro(METHODS[method], *given, **named)
 
 
 def words(line):
@@ -79,7 +79,7 @@ def test_numbers_that_cannot_be_are_refused():
 
 
 def test_an_older_torch_is_named(monkeypatch):
-    pipeline_order.order.cache_clear()
+    micro_batches.order.cache_clear()
     monkeypatch.delattr(schedules.ScheduleGPipe, "_get_pipeline_order")
     monkeypatch.setattr(schedules.PipelineScheduleSingle, "_get_pipeline_order", lambda self: None)
     monkeypatch.delattr(schedules, "Schedule1F1B")
