@@ -213,3 +213,17 @@ def test_a_kept_tensor_is_warned_about():
 
     with pytest.warns(UserWarning, match="keeps a tensor in last; the program does not"):
         lpcompile.parallelize(Keeps(), 2, example_inputs=torch.randn(2, 4), cost="flops")
+
+
+def test_a_program_that_nobody_uses_takes_its_model_along():
+    import gc
+    import weakref
+
+    alive = []
+    for _ in range(3):
+        model = nn.Sequential(*[nn.Linear(6, 6) for _ in range(4)])
+        lpcompile.parallelize(model, 2, example_inputs=torch.randn(4, 6), cost="flops", method="penalty")
+        alive.append(weakref.ref(model))
+        del model
+    gc.collect()
+    assert [ref() is None for ref in alive] == [True, True, True]

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import weakref
 from functools import cached_property
 
 from torch import fx, nn
 
-_known: weakref.WeakKeyDictionary[fx.Graph, Liveness] = weakref.WeakKeyDictionary()
 CHEAP_SHARE = 0.01  # a value is cheap to recompute below this share of the model's forward FLOPs
 
 
@@ -95,7 +93,8 @@ class Liveness:
 
 
 def liveness(graph: fx.Graph, model: nn.Module) -> Liveness:
-    """The liveness of a captured graph, computed once."""
-    if graph not in _known:
-        _known[graph] = Liveness(graph, model)
-    return _known[graph]
+    """The liveness of a captured graph, computed once. It is kept on the graph, so that it goes with the graph."""
+    if "_lp_liveness" not in graph.__dict__:
+        graph.__dict__["_lp_liveness"] = Liveness(graph, model)
+    found: Liveness = graph.__dict__["_lp_liveness"]
+    return found

@@ -33,11 +33,12 @@ class FunctionCaches:
 def forget_fakes() -> None:
     """Remove fake tensors from every dict of the process: caches that the user's code keeps itself."""
     gc.collect()  # recordings that are over
-    for fake in [o for o in gc.get_objects() if isinstance(o, FakeTensor)]:
-        for holder in gc.get_referrers(fake):
-            if type(holder) is dict:
-                for key in [k for k, v in holder.items() if v is fake and isinstance(k, (str, int, tuple))]:
-                    del holder[key]
+    fakes = [o for o in gc.get_objects() if isinstance(o, FakeTensor)]
+    known = {id(fake) for fake in fakes}
+    for holder in gc.get_referrers(*fakes):  # all at once: each call walks every object of the process
+        if type(holder) is dict:
+            for key in [k for k, v in holder.items() if id(v) in known and isinstance(k, (str, int, tuple))]:
+                del holder[key]
 
 
 def holds_fake(value: Any, depth: int) -> bool:

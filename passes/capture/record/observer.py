@@ -94,8 +94,13 @@ class Observer(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._write(value if isinstance(value, (list, tuple)) else [value])
 
     def _write(self, tensors: Any) -> None:
-        keys = (storage_key(t) for t in tensors if isinstance(t, torch.Tensor))
-        self.now.writes.update(k for k in keys if k is not None)
+        for tensor in (t for t in tensors if isinstance(t, torch.Tensor)):
+            key = storage_key(tensor)
+            if key is not None:
+                self.now.writes.add(key)
+                self._alive.append(
+                    tensor.untyped_storage()
+                )  # else a later tensor could get its address and seem written
 
     def _pack(self, tensor: torch.Tensor) -> int:
         key = storage_key(tensor)
