@@ -22,8 +22,6 @@ from lpcompile.passes.split.in_place import in_place
 from lpcompile.passes.split.split import Stage
 
 if TYPE_CHECKING:
-    import networkx as nx
-
     from lpcompile.planning.options import Options
     from lpcompile.runtime.engine.trainer import Trainer
 
@@ -115,7 +113,7 @@ class Program(nn.Module):
         """The options that it was compiled with; None where it came from emitted code."""
         return self._lp_options
 
-    def graph(self) -> nx.DiGraph[str]:
+    def graph(self) -> Any:
         """The captured graph with stages, units, cuts and costs: see `lpcompile.passes.split.graph_export`."""
         from lpcompile.passes.split.graph_export import program_graph
 

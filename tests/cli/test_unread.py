@@ -148,7 +148,7 @@ def test_passes_to_print_after_are_checked_and_handed_on(monkeypatch, capsys):
     monkeypatch.setattr(print_after, "_requested", ())
     error = refused("inspect resnet20 --print-after cuts,cats", capsys)
     assert "there is no pass 'cats'; the closest is 'cuts', all are capture, cuts, " in error
-    assert print_after.requested(["cuts"]) == set()
+    assert print_after.requested(["cuts"], ["cuts"]) == set()
     with pytest.raises(pytest.fail.Exception, match="it began"):
         main(["inspect", "resnet20", "--print-after", "cuts, plan"])
-    assert print_after.requested(["capture", "cuts", "plan"]) == {"cuts", "plan"}
+    assert print_after.requested(["capture", "cuts", "plan"], ["capture", "cuts", "plan"]) == {"cuts", "plan"}

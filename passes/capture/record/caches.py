@@ -33,12 +33,15 @@ class FunctionCaches:
 def forget_fakes() -> None:
     """Remove fake tensors from every dict of the process: caches that the user's code keeps itself."""
     gc.collect()  # recordings that are over
-    fakes = [o for o in gc.get_objects() if isinstance(o, FakeTensor)]
-    known = {id(fake) for fake in fakes}
-    for holder in gc.get_referrers(*fakes):  # all at once: each call walks every object of the process
+    for holder in gc.get_objects():  # one walk; gc.get_referrers would walk all objects for each fake tensor
         if type(holder) is dict:
-            for key in [k for k, v in holder.items() if id(v) in known and isinstance(k, (str, int, tuple))]:
+            for key in [k for k, v in holder.items() if _is_fake(v) and isinstance(k, (str, int, tuple))]:
                 del holder[key]
+
+
+def _is_fake(value: Any) -> bool:
+    """By its type alone: the objects of a process include proxies whose `__class__` runs code."""
+    return issubclass(type(value), FakeTensor)
 
 
 def holds_fake(value: Any, depth: int) -> bool:
