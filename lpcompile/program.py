@@ -114,7 +114,7 @@ class Program(nn.Module):
         return self._lp_options
 
     def graph(self) -> Any:
-        """The captured graph with stages, units, cuts and costs: see `lpcompile.passes.split.graph_export`."""
+        """The captured graph as a `networkx.DiGraph` with stages, units, cuts and costs: `passes.split.graph_export`."""
         from lpcompile.passes.split.graph_export import program_graph
 
         if not isinstance(self.captured, Captured):
