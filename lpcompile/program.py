@@ -114,7 +114,7 @@ class Program(nn.Module):
         return self._lp_options
 
     def graph(self) -> Any:
-        """The captured graph as a `networkx.DiGraph` with stages, units, cuts and costs: `passes.split.graph_export`."""
+        """The captured graph as a `networkx.DiGraph`, with stages, units, cuts and costs as attributes."""
         from lpcompile.passes.split.graph_export import program_graph
 
         if not isinstance(self.captured, Captured):
@@ -198,7 +198,7 @@ class Program(nn.Module):
         return self.captured._lp.signature.flat(args, kwargs)
 
     def lean_stage(self, k: int) -> Stage | None:
-        """Stage k as training runs it, in less memory: see `passes.in_place`; None where that is the stage itself."""
+        """Stage k as training runs it, in less memory (`passes.split.in_place`); None if that is the stage itself."""
         stage = self.stages[k]
         return in_place(stage) if isinstance(stage, Stage) else None  # else it was loaded from code
 

@@ -22,7 +22,7 @@ from lpcompile.simulate.outlook import outlook_row
 from lpcompile.training.build import first_weights
 
 SIMULATED_STAGES = (2, 3, 4, 6, 8, 12, 16)
-SIMULATED_METHODS = ("1f1b", "zb", "pipedream", "penalty", "multiplier")
+SIMULATED_METHODS = ("1f1b", "zb", "stream", "pipedream", "penalty", "multiplier")
 MORE_CORES = replace(THIS_MACHINE, name="this machine with more cores", gpus=max(SIMULATED_STAGES))
 
 

@@ -23,7 +23,7 @@ from typing import Any
 from lpcompile.errors import UsageError
 
 Help = str | Callable[[], str]
-DEFAULT_METHOD = "multiplier"
+DEFAULT_METHOD = "multiplier"  # `runtime.methods.DEFAULT`; --help does not import torch
 DEFAULT_DEVICE = "v100"  # of simulate
 
 

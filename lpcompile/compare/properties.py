@@ -25,6 +25,7 @@ from typing import Any
 
 from lpcompile.core.plan import BoundaryPlan, Plan
 from lpcompile.core.schedule import STEPWISE, Instruction, Ref, Schedule, moment
+from lpcompile.runtime.methods import METHODS
 
 NAMES = (
     "model solution",
@@ -35,17 +36,8 @@ NAMES = (
     "extra memory",
     "extra network",
 )
-# As printed, in the order of NAMES; used for comparison only. "Our Method" is `penalty`.
-PAPER_TABLE_1 = {
-    "bp": "✓××××××",
-    "pipedream": "✓××××××",
-    "gpipe": "✓××××✓×",
-    "ddg": "✓×✓✓×✓×",
-    "fr": "✓×✓✓×✓×",
-    "dgl": "××✓✓××✓",
-    "dgl-async": "×✓✓✓×✓✓",
-    "penalty": "✓✓✓✓✓×✓",
-}
+# As printed, in the order of NAMES: for comparison only, nothing is derived from it. "Our Method" is `penalty`.
+PAPER_TABLE_1 = {method.name: method.table_1 for method in METHODS.values() if method.table_1}
 
 BACKWARD = ("backward", "backward_input", "backward_weight")
 LOCAL_LOSS = ("head",)
