@@ -34,10 +34,10 @@ class Profile:
     device: str
     whole_forward: float | None = None  # ms of the undivided model, where it was measured
     whole_backward: float | None = None
-    raw_ratio: float | None = None  # measured units before scaling, added up, over the undivided step
+    raw_ratio: float | None = None  # sum of the measured units before scaling, over the undivided step
     loss: float = 0.0  # ms of loss forward + backward, charged to the last rank
-    part: float = 1.0  # of the mini-batch: what was measured with, and then multiplied
-    samples: int | None = None  # that is, so many
+    part: float = 1.0  # share of the mini-batch that was measured; costs are scaled to the whole
+    samples: int | None = None  # number of samples of that part
     notes: tuple[str, ...] = ()
 
     @property

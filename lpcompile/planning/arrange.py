@@ -1,4 +1,4 @@
-"""From costs to stages, AuxNets and the Plan that describes them."""
+"""From costs to stages with their AuxNets or heads."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Arrangement:
 
 
 def follow_plan(captured: Captured, found: list[Unit], costs: Profile, plan: Plan, options: Options) -> Arrangement:
-    """The stages and AuxNets of a plan that was made before. The model's weights are left as they are."""
+    """The stages and AuxNets of an existing plan. The model's weights are not changed."""
     if [u.name for u in plan.units] != [u.name for u in found]:
         raise PlanError(
             f"the plan is for another model: it has {len(plan.units)} units from {plan.units[0].name} to "
@@ -83,7 +83,7 @@ def follow_plan(captured: Captured, found: list[Unit], costs: Profile, plan: Pla
 
 
 def _without_zeroing(init: str) -> str:
-    """Following a plan may be to go on with a trained model: its weights are copied, never set to zero."""
+    """A plan may be followed by a trained model: its weights are copied, never set to zero."""
     return "copy" if init == "consistent" else init
 
 
@@ -130,7 +130,7 @@ def _measured(
     tensors: list[torch.Tensor],
     options: Options,
 ) -> Arrangement:
-    """AuxNets by measured time; and, where they take another time than was thought, the split that is best with it."""
+    """AuxNets sized by measured time, and the best split for the measured cost."""
     assert options.aux is not None
     model, effort = captured._lp.model, effort_for(costs.step, within(options.progress, 0.6, 0.95))
     tried: list[Arrangement] = []
@@ -153,12 +153,12 @@ def _measured(
 
 
 def _as_measured(costs: Profile, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """As many samples as the units were measured with."""
+    """The number of samples with which units were measured."""
     return resized(tensors, costs.samples) if costs.samples else tensors
 
 
 def _run(made: Sequence[CostedNet], best: Partition, method: Method, costs: Profile) -> list[float]:
-    """What AuxNets take of their stages' time; `multiplier` runs their forwards twice where batches are not cut."""
+    """Cost of each AuxNet as a share of its stage. Some methods run its forward twice where batches are not cut."""
     shares = [m.total for m in made]
     if not method.reruns_auxnets or costs.part < 1:
         return shares
@@ -170,8 +170,7 @@ def _run(made: Sequence[CostedNet], best: Partition, method: Method, costs: Prof
 
 
 def begin(captured: Captured, arrangement: Arrangement, tensors: list[torch.Tensor], options: Options) -> Arrangement:
-    """Give the AuxNets their first weights (and, for a consistent start, the model's branches their zeros), and look at
-    how far λ is from X."""
+    """Set the AuxNets' first weights (and the model's zero branches for a consistent start); measure the violation."""
     if options.aux is None or not arrangement.made or options.traits.heads:
         return arrangement
     start(captured._lp.model, arrangement.made, options.aux)
@@ -179,7 +178,7 @@ def begin(captured: Captured, arrangement: Arrangement, tensors: list[torch.Tens
 
 
 def _hosted(costs: Profile, best: Partition, terms: dict[str, Any]) -> Partition:
-    """The same split with each AuxNet on the rank, of the two beside its boundary, that makes the step shortest."""
+    """The same split with the better host rank for each AuxNet, below or above its boundary."""
     best = evaluate(costs, best.cuts, best.aux_ranks, **terms)
     movable = terms["aux"] != "tied" and not get_method(best.method).heads
     for k in range(best.K - 1) if movable else ():
@@ -214,7 +213,7 @@ def _violations(
 
 
 def small_batch(captured: Captured, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Inputs for a check: two samples, and small images where the graph is the same for them."""
+    """Inputs for a check: two samples, with small images if the graph is the same for them."""
     inputs = captured._lp.small_inputs or tensors
     batch = batch_size(inputs)
     if captured._lp.batch_free and batch is not None and batch > 2:

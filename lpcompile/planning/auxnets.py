@@ -1,4 +1,4 @@
-"""All AuxNets of a program: derived, given by the user, or recursive, with what each costs."""
+"""The AuxNets of a program (derived, recursive or the user's own), each with its cost."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ THOROUGH = Effort()
 
 @dataclass(frozen=True)
 class AuxOptions:
-    """How AuxNets are to be made."""
+    """Options for making AuxNets."""
 
     budget: float = BUDGET
     form: str = "derived"
     init: str = "fresh"
     given: Any = None  # the user's factory or modules
-    dtype: str = ""  # what they compute in by autocast: "bfloat16", or as the model does
+    dtype: str = ""  # autocast dtype, "bfloat16"; "" for the model's own
     batch_free: bool = True  # the model runs at any batch size
 
     def check(self) -> None:
@@ -74,7 +74,7 @@ class CostedNet:
 
 
 def node_costs(captured: Captured, units: Sequence[Unit], profile: Profile) -> dict[str, tuple[float, float]]:
-    """What each node costs: its unit's time, by its part of the unit's FLOPs."""
+    """Cost of each node: its unit's time, shared out by FLOPs."""
     live = liveness(captured._lp_graphs[True], captured._lp.model)
     found: dict[str, tuple[float, float]] = {}
     for unit, cost in zip(units, profile.units, strict=True):
@@ -99,11 +99,11 @@ def make_auxnets(
     effort: Effort = THOROUGH,
     only: int | None = None,
 ) -> list[CostedNet]:
-    """One for each stage but the last. With `inputs` the budget is met by measured time, with so much `effort`;
-    `budgets` are those that an earlier run came to, and are used as they are. `only`: just this one.
+    """One for each stage but the last. With `inputs` the budget is met by measured time. budgets: the final budgets of
+    an earlier run, used as they are. effort: how thoroughly to measure. only: the index of a single AuxNet to make.
 
-    A budget buys the same AuxNet whatever it computes in: it is met in the model's own precision, and what the AuxNet
-    then costs is measured in its own."""
+    The budget is met in the model's own precision, so that an AuxNet is the same in every dtype; its cost is then
+    measured in its own dtype."""
     builders = [partial(_laid_out, model, build) for build in _builders(stages, costs, options)]
     asked = [options.budget] * len(builders) if budgets is None else list(budgets)
     if inputs is None or budgets is not None:
@@ -126,7 +126,7 @@ def make_auxnets(
 def _measurer(
     stage: Stage, given: list[torch.Tensor], inputs: list[torch.Tensor], effort: Effort
 ) -> Callable[..., MeasuredShare]:
-    """How AuxNets of this stage are measured, one after another. What takes long is not run again for each."""
+    """A function that measures AuxNets of this stage. A slow stage is timed once, with the first AuxNet."""
     before: list[MeasuredShare] = []
 
     def measure(aux: AuxNet, dtype: str = "") -> MeasuredShare:
@@ -139,7 +139,7 @@ def _measurer(
 
 
 def start(model: nn.Module, made: Sequence[CostedNet], options: AuxOptions) -> None:
-    """Initial weights: for a consistent start the branches that the AuxNets leave out begin at zero, in the model."""
+    """Set initial weights. A consistent start sets residual branches that AuxNets leave out to zero in the model."""
     if options.init == "consistent":
         set_to_zero(model, [name for m in made for name in m.aux.record.zeroed])
     if options.init != "fresh":
@@ -151,7 +151,7 @@ def start(model: nn.Module, made: Sequence[CostedNet], options: AuxOptions) -> N
 def violations(
     model: nn.Module, stages: Sequence[Stage], auxnets: Sequence[AuxNet], inputs: list[torch.Tensor]
 ) -> list[float]:
-    """|λ_k - X_k|² / |X_k|² at each boundary before the first step: where nothing is left to chance in training mode,
+    """|λ_k - X_k|² / |X_k|² at each boundary before the first step: in training mode if the stages are deterministic,
     else in evaluation mode."""
     training = not any(n.meta.get("random") for s in stages for n in s._lp_graphs[True].nodes)
     found, lam = [], list[torch.Tensor]()
@@ -178,14 +178,14 @@ def _tuple(result: Any) -> tuple[torch.Tensor, ...]:
 
 
 def estimated(aux: AuxNet, budget: float) -> CostedNet:
-    """With the shares that its record has."""
+    """The AuxNet with the estimated cost of its record."""
     known = aux.record
     total = (known.forward_share + 2 * known.backward_share) / 3  # backward is twice the work of forward
     return CostedNet(aux, budget, known.forward_share, known.backward_share, total)
 
 
 def _builders(stages: Sequence[Stage], costs: NodeCosts, options: AuxOptions) -> list[Callable[[float], AuxNet]]:
-    """For each AuxNet, how to make it for a budget."""
+    """For each AuxNet a function from a budget to the AuxNet."""
     count = len(stages) - 1
     uses = Counter(i for stage in stages for i in {id(p) for p in stage.parameters()})
     shared = [i for i, times in uses.items() if times > 1]
@@ -227,7 +227,7 @@ def _laid_out(model: nn.Module, build: Callable[[float], AuxNet], budget: float)
 
 
 def _shared(parts: list[AuxNet], stages: Sequence[Stage], costs: NodeCosts, form: str, budget: float) -> AuxNet:
-    """The parts have their weights in common, so the budget was spent when they were made."""
+    """Parts share their weights, so the budget was spent when they were made."""
     return _recursive(parts, stages, costs, form)
 
 

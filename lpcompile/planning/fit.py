@@ -32,7 +32,7 @@ def fit_auxnets(
     effort: Effort,
     price: Price,
 ) -> tuple[tuple[CostedNet, ...], Partition]:
-    """`price` gives the split with these AuxNets, each on the better of its two ranks."""
+    """AuxNets and the split with them. price: evaluates the split with given AuxNets on their better host ranks."""
     made = make_auxnets(model, stages, costs, options, inputs, effort=effort)
     best = price(made)
     if effort.slow or options.given is not None or options.form not in ("derived", "recursive"):
@@ -47,7 +47,7 @@ def fit_auxnets(
 
 
 def smaller(best: Partition, shares: Sequence[float], budget: float) -> dict[int, float]:
-    """By AuxNet, the share at which the rank that everybody waits for is level with the next."""
+    """For each AuxNet of the slowest rank, the share at which that rank is level with the second slowest."""
     slowest = max(range(best.K), key=lambda rank: best.work[rank])
     excess = best.work[slowest] - max(w for rank, w in enumerate(best.work) if rank != slowest)
     hosted = [k for k, rank in enumerate(best.aux_ranks) if rank == slowest]

@@ -1,7 +1,7 @@
 """`fr`, features replay (Huo et al. 2018): delayed gradients without stashed weights and without waiting graphs.
 
 A micro-batch goes forward through all ranks without a graph, and each rank keeps only its input. When p comes back from
-above, K-1-r micro-batches later on rank r, the stage runs again from that input with the weights of now, and backward:
+above, K-1-r micro-batches later on rank r, the stage runs again from that input with the current weights, and backward:
 
     w_k(t+1) = w_k(t) - η ∂stage_k(X_k of batch t-(K-1-k); w_k(t))/∂w_k · p_{k+1}
 
@@ -44,7 +44,7 @@ def schedule(plan: Plan, options: ScheduleOptions) -> Schedule:
 
 FR = Method(
     "fr",
-    "features replay: late gradients, recomputed with the weights of now; little memory, a second forward",
+    "features replay: late gradients, recomputed with the current weights; little memory, a second forward",
     schedule,
     bp.adjoint,
     delayed=True,

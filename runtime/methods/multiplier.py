@@ -12,8 +12,8 @@ the p that rank r+1 made in the slot before, then the forward of the next one fr
 Optimizers step between a backward and the next forward, so forward and backward of a micro-batch see the same weights
 and only one graph is alive. λ of the step's next micro-batch is made before a forward, so that no rank waits for it. An
 AuxNet learns late, with β ∂ψ/∂λ_k + p_k, through the graph and the weights that made λ_k, which are kept until then
-(`runtime.versions`). Where a micro-batch is the whole batch, that would be a graph of a whole batch more than all else
-that a rank holds: the AuxNet's small forward is run again instead.
+(`runtime.engine.versions`). Where a micro-batch is the whole batch, the kept graph would be that of a whole batch: the
+AuxNet's small forward is run again instead.
 With `lockstep` nothing is skewed: backwards wait for each other, as in plain training.
 """
 
