@@ -20,10 +20,10 @@ from lpcompile.passes.graph.tree import flatten
 from lpcompile.passes.split.gate import staged
 from lpcompile.passes.split.in_place import in_place
 from lpcompile.passes.split.split import Stage
+from lpcompile.trainable import Trainable
 
 if TYPE_CHECKING:
     from lpcompile.planning.options import Options
-    from lpcompile.runtime.engine.trainer import Trainer
 
 
 class Compiled(NamedTuple):
@@ -33,10 +33,10 @@ class Compiled(NamedTuple):
     plan: Plan
     stages: tuple[Stage, ...]
     auxnets: tuple[AuxNet, ...]
-    heads: tuple[AuxNet, ...] | None = None  # None where the plan's method has none
+    heads: tuple[AuxNet, ...] | None = None  # None if the plan's method has none
 
 
-class Program(nn.Module):
+class Program(Trainable, nn.Module):
     """What `parallelize` returns.
 
     `program(x)` is bitwise `model(x)`; `plan` says what went where; `stages` and `auxnets` are the modules; `module` is
@@ -51,25 +51,32 @@ class Program(nn.Module):
     _lp_done: Compiled | None
     _lp_variants: dict[tuple[Any, ...], Compiled]
     _lp_heads: tuple[AuxNet, ...] | None
+    _lp_auxnets: tuple[AuxNet, ...] | None
+    _lp_example: tuple[tuple[Any, ...], dict[str, Any]] | None
 
-    def __init__(self, model: nn.Module, compile_: Callable[..., Compiled], capture_: Callable[..., Captured]) -> None:
+    def __init__(
+        self, model: nn.Module, compile_for_call: Callable[..., Compiled], capture_call: Callable[..., Captured]
+    ) -> None:
         super().__init__()
         # the model's own registries: parameters(), to(), train() and the like see the model's tree and names
         for kind in ("_modules", "_parameters", "_buffers", "_non_persistent_buffers_set"):
             self.__dict__[kind] = model.__dict__[kind]
         self.__dict__["_lp_model"] = model
-        self.__dict__["_lp_compile"] = compile_
-        self.__dict__["_lp_capture"] = capture_
+        self.__dict__["_lp_compile"] = compile_for_call
+        self.__dict__["_lp_capture"] = capture_call
         self.__dict__["_lp_options"] = None
         self.__dict__["_lp_done"] = None
         self.__dict__["_lp_variants"] = {}
         self.__dict__["_lp_heads"] = None
+        self.__dict__["_lp_auxnets"] = None
+        self.__dict__["_lp_example"] = None
         self.training = model.training
 
     def compile_for(self, *args: Any, **kwargs: Any) -> Program:
         """Compile for a call with these arguments (any batch size of the same shapes)."""
         done = self._lp_compile(args, kwargs, None)
-        self.__dict__.update(_lp_done=done, _lp_variants={call_state(args, kwargs): done}, _lp_heads=None)
+        self.__dict__.update(_lp_done=done, _lp_variants={call_state(args, kwargs): done}, _lp_heads=None,
+                             _lp_auxnets=None, _lp_example=(args, kwargs))  # fmt: skip
         return self
 
     @property
@@ -82,14 +89,22 @@ class Program(nn.Module):
 
     @property
     def auxnets(self) -> tuple[AuxNet, ...]:
-        """AuxNet k makes what stage k gives to the next one; none where the plan's method needs none."""
-        return self._ready().auxnets
+        """AuxNet k makes what stage k gives to the next one.
+
+        Where the plan's method has none they are derived when they are first asked for, with the plan's budget.
+        """
+        done = self._ready()
+        if done.auxnets or done.plan.K == 1 or not isinstance(done.captured, Captured):
+            return done.auxnets
+        if self._lp_auxnets is None:
+            self.__dict__["_lp_auxnets"] = _auxnets(done, self._lp_options)
+        return self._lp_auxnets or ()
 
     @property
     def heads(self) -> tuple[AuxNet, ...]:
-        """Head k leads from what stage k gives to the model's outputs, so that the stage has a loss of its own.
+        """Head k maps the output of stage k to the model's outputs, so that the stage has a loss of its own.
 
-        Where the plan's method has none they are derived when they are first asked for, with the plan's budget.
+        If the plan's method has no heads, they are derived on first use, with the plan's budget.
         """
         done = self._ready()
         if done.heads is not None:
@@ -110,7 +125,7 @@ class Program(nn.Module):
 
     @property
     def how(self) -> Options | None:
-        """The options that it was compiled with; None where it came from emitted code."""
+        """The options of the compilation; None for a program loaded from emitted code."""
         return self._lp_options
 
     def graph(self) -> Any:
@@ -136,7 +151,7 @@ class Program(nn.Module):
         return self._lp_done
 
     def _variant(self, args: Any, kwargs: Any) -> Compiled:
-        """The compilation for the autocast that is on now and the inputs that want gradients: others, other program."""
+        """The compilation for the current autocast state and the inputs that require gradients; each has its own."""
         state = call_state(args, kwargs)
         if state not in self._lp_variants:
             self._lp_variants[state] = self._lp_compile(args, kwargs, self.plan.K)
@@ -159,7 +174,7 @@ class Program(nn.Module):
         return tree.unflatten(staged(stages, tensors, tree.count))
 
     def _check_unchanged(self, captured: Captured, training: bool, args: Any, kwargs: Any) -> None:
-        """A number, flag or hook of the model was changed since: harmless only if the graph is still the same."""
+        """Accept a changed number, flag or hook of the model only if the graph is still the same."""
         guard = captured._lp.attribute_guard
         change = guard.changed(training)
         if change is None:
@@ -186,7 +201,15 @@ class Program(nn.Module):
         """What the tensors of a call look like, in the order of `flat_inputs`."""
         return tuple(spec for _, spec in self.captured._lp.signature.inputs)
 
-    def call_of(self, tensors: list[torch.Tensor]) -> Any:
+    @property
+    def example(self) -> list[torch.Tensor] | None:
+        """The tensors of the call that was compiled; None for a program loaded from emitted code."""
+        if self._lp_example is None:
+            return None
+        args, kwargs = self._lp_example
+        return self.captured._lp.signature.flat(args, kwargs)
+
+    def call_of(self, tensors: list[Any]) -> dict[str, Any]:
         """The opposite of `flat_inputs`: arguments by name, for a call or a trainer's step."""
         args, kwargs = rebuilder(self.captured._lp.signature)(tensors)
         names = list(self.captured._lp.signature.parameters.parameters)
@@ -201,21 +224,6 @@ class Program(nn.Module):
         """Stage k as training runs it, in less memory (`passes.split.in_place`); None if that is the stage itself."""
         stage = self.stages[k]
         return in_place(stage) if isinstance(stage, Stage) else None  # else it was loaded from code
-
-    def trainer(self, loss_fn: Callable[[Any, Any], torch.Tensor], **options: Any) -> Trainer:
-        """Train this program: see `lpcompile.runtime.engine.trainer.Trainer`."""
-        from lpcompile.runtime.engine.trainer import Trainer
-
-        return Trainer(self, loss_fn, **options)
-
-    def fit(
-        self, loss_fn: Callable[[Any, Any], torch.Tensor], loader: Any, epochs: int = 1, **options: Any
-    ) -> dict[str, Any]:
-        """Train on K processes of this machine and keep the weights: see `lpcompile.runtime.loop.fit.fit`."""
-        from lpcompile.compile import follow
-        from lpcompile.runtime.loop.fit import fit
-
-        return fit(self, loss_fn, loader, epochs, follow=follow, **options)
 
     def __reduce__(self) -> Any:
         raise TypeError("a Program is made, not stored: save program.state_dict(), program.plan or single stages")
@@ -236,21 +244,33 @@ class Program(nn.Module):
 
 
 def _heads(done: Compiled, how: Options | None) -> tuple[AuxNet, ...]:
-    from lpcompile.planning.heads import make_heads
+    from lpcompile.planning.auxiliary.heads import make_heads
 
     if not isinstance(done.captured, Captured):
         raise UsageError(
             f"the program was loaded from code that was emitted for {done.plan.method!r}, which has no heads; "
             f"emit one that is compiled with method='dgl', or give the trainer heads=[...] of your own"
         )
-    if any(p.device.type == "meta" for stage in done.stages for p in stage.parameters()):
-        raise UsageError(
-            "heads are derived before training begins, when this process has the weights of all stages: make the "
-            "trainer with method='dgl', or ask for program.heads before"
-        )
+    _refuse_released(done, "heads")
     budgets = [done.plan.aux_budget] * (done.plan.K - 1)
     init = how.aux.init if how is not None and how.aux is not None else "fresh"
     return tuple(m.aux for m in make_heads(done.captured, done.stages, done.plan.boundaries, budgets, init))
+
+
+def _auxnets(done: Compiled, how: Options | None) -> tuple[AuxNet, ...]:
+    from lpcompile.planning.auxiliary.auxnets import derived_auxnets
+
+    _refuse_released(done, "AuxNets")
+    return derived_auxnets(done.captured, done.stages, how.aux if how is not None else None)
+
+
+def _refuse_released(done: Compiled, what: str) -> None:
+    meta = {p.device.type == "meta" for stage in done.stages for p in stage.parameters()}
+    if meta == {True, False}:  # a model that is all on the meta device never had weights
+        raise UsageError(
+            f"{what} are derived before training begins, when this process has the weights of all stages: make the "
+            f"trainer with a recipe of all its phases (method='1f1b@0.5,dgl'), or ask for them before"
+        )
 
 
 def call_state(args: Any, kwargs: Any) -> tuple[Any, ...]:

@@ -1,1 +1,1 @@
-"""The engine that trains a compiled program on K devices."""
+"""The engine that trains a compiled program on K devices. Imports errors and core."""

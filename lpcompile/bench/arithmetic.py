@@ -6,7 +6,7 @@ import statistics
 from itertools import pairwise
 from typing import Any
 
-from lpcompile.bench.contenders import LIMIT, PLAIN, THREADS
+from lpcompile.bench.contenders.ways import LIMIT, PLAIN, THREADS
 from lpcompile.bench.request import BenchRequest
 from lpcompile.bench.results import Bench, BenchRow
 

@@ -10,14 +10,14 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lpcompile.bench.contenders import CONTENDERS, TORCH
+from lpcompile.bench.contenders.ways import CONTENDERS, TORCH
 from lpcompile.bench.results import Bench, BenchRow
+from lpcompile.core.system.json_file import read_json
 from lpcompile.draw.markdown import markdown
 from lpcompile.errors import UsageError
 
@@ -50,12 +50,7 @@ class Judged:
 
 def load(file: Path, model: str) -> tuple[Rule, ...]:
     """The rules for a model. Errors name the place in the file."""
-    try:
-        data = json.loads(file.read_text())
-    except OSError as error:
-        raise UsageError(f"--gate {file}: {error.strerror or error}") from None
-    except ValueError as error:
-        raise UsageError(f"--gate {file} is no JSON: {error}") from None
+    data = read_json(file, f"--gate {file}")
     if not isinstance(data, dict) or data.get("version") != VERSION or not isinstance(data.get("models"), dict):
         raise UsageError(f'--gate {file}: expected {{"version": {VERSION}, "models": {{NAME: [rules]}}}}')
     if model not in data["models"]:

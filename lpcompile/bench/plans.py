@@ -11,48 +11,61 @@ from typing import Any
 
 import torch
 
-from lpcompile.bench.work import WorkSpec, work
+from lpcompile.bench.contenders.work import Work, WorkSpec, work
 from lpcompile.compile import parallelize
 from lpcompile.core.plan import Plan
 from lpcompile.errors import LpError
+from lpcompile.passes.partition.evaluate import Link
 from lpcompile.passes.profile.profile import fresh_costs
+from lpcompile.planning import replan
+from lpcompile.program import Program
 from lpcompile.runtime.launch import launch
+from lpcompile.runtime.methods import get_method
 from lpcompile.simulate.device_spec import THIS_MACHINE
 from lpcompile.simulate.outlook import outlook_row
 from lpcompile.training.build import first_weights
 
 SIMULATED_STAGES = (2, 3, 4, 6, 8, 12, 16)
-SIMULATED_METHODS = ("1f1b", "zb", "stream", "pipedream", "penalty", "multiplier")
+SIMULATED_METHODS = ("1f1b", "zb", "zbh2", "stream", "pipedream", "penalty", "multiplier")
 MORE_CORES = replace(THIS_MACHINE, name="this machine with more cores", gpus=max(SIMULATED_STAGES))
+
+
+Links = dict[str, dict[str | None, Link]]  # by rate, then by the form of messages
 
 
 @dataclass(frozen=True)
 class Planned:
-    """Plans by method, and reasons for refusals. start: seconds; parameter_bytes: of the model."""
+    """Plans by method, and reasons for refusals. start: seconds; parameter_bytes: of the model. over: by rate of a
+    link, then by method and form of its messages, the plans that are cut elsewhere because of it."""
 
     plans: dict[str, Plan]
     refused: dict[str, str]
     parameter_bytes: int
     start: dict[str, float] = field(default_factory=dict)
     scaling: list[dict[str, Any]] = field(default_factory=list)
+    over: dict[str, dict[tuple[str, str | None], Plan]] = field(default_factory=dict)
 
 
-def plans_of(spec: WorkSpec, methods: tuple[str, ...], cost: str, timeout: float) -> Planned:
+def plans_of(
+    spec: WorkSpec, methods: tuple[str, ...], cost: str, timeout: float, links: dict[str, dict[str | None, Link]]
+) -> Planned:
+    """links: by rate and by the form of messages, see `Planned.over`."""
     begin = time.perf_counter()
-    data = launch.launch(_plan, (spec, methods, cost), world=1, K=1, device=spec.device, timeout=timeout)
+    data = launch.launch(_plan, (spec, methods, cost, links), world=1, K=1, device=spec.device, timeout=timeout)
     whole = time.perf_counter() - begin
     plans = {name: Plan.from_json(plan) for name, plan in data["plans"].items()}
     start = {"launch": whole - data["seconds"], **data["start"]}
-    return Planned(plans, data["refused"], data["parameter_bytes"], start, data["scaling"])
+    over = {rate: {how: Plan.from_json(p) for how, p in found.items()} for rate, found in data["over"].items()}
+    return Planned(plans, data["refused"], data["parameter_bytes"], start, data["scaling"], over)
 
 
-def _plan(spec: WorkSpec, methods: tuple[str, ...], cost: str) -> dict[str, Any]:
-    """Plan all methods, in a process that is pinned as a rank is."""
+def _plan(spec: WorkSpec, methods: tuple[str, ...], cost: str, links: Links) -> dict[str, Any]:
+    """Plan all methods, in a process pinned to one core like a rank."""
     with fresh_costs():
-        return _plan_all(spec, methods, cost)
+        return _plan_all(spec, methods, cost, links)
 
 
-def _plan_all(spec: WorkSpec, methods: tuple[str, ...], cost: str) -> dict[str, Any]:
+def _plan_all(spec: WorkSpec, methods: tuple[str, ...], cost: str, links: Links) -> dict[str, Any]:
     begin = time.perf_counter()
     plans: dict[str, Plan] = {}
     refused: dict[str, str] = {}
@@ -65,10 +78,7 @@ def _plan_all(spec: WorkSpec, methods: tuple[str, ...], cost: str) -> dict[str, 
             break
         since = time.perf_counter()
         try:
-            made = parallelize(given.model, spec.K, example_inputs=given.batches[0][0], cost=cost, method=method,
-                               aux_init=spec.init or first_weights(spec.model, given.model),
-                               aux_dtype=torch.bfloat16 if spec.aux_dtype else None,
-                               threads=1)  # fmt: skip
+            made = _compiled(spec, given, method, cost)
         except LpError as error:
             refused[method] = str(error)
             continue
@@ -82,7 +92,30 @@ def _plan_all(spec: WorkSpec, methods: tuple[str, ...], cost: str) -> dict[str, 
         "start": start,
         "seconds": time.perf_counter() - begin,
         "scaling": _scaling(plans),
+        "over": {rate: _over(spec, plans, cost, found) for rate, found in links.items()},
     }
+
+
+def _compiled(spec: WorkSpec, given: Work, method: str, cost: str, link: Link | None = None) -> Program:
+    dtype = torch.bfloat16 if spec.aux_dtype and get_method(method).aux == "auxnet" else None
+    init = spec.init or first_weights(spec.model, given.model)
+    return parallelize(given.model, spec.K, example_inputs=given.batches[0][0], cost=cost, method=method,
+                       aux_init=init, aux_dtype=dtype, threads=1, link=link, compile=spec.compile)  # fmt: skip
+
+
+def _over(
+    spec: WorkSpec, plans: dict[str, Plan], cost: str, links: dict[str | None, Link]
+) -> dict[tuple[str, str | None], dict[str, Any]]:
+    """The plans that a link changes: those whose cuts the search over the plan's own costs moves."""
+    found = {}
+    for method, plan in plans.items():
+        for form, link in links.items():
+            if replan.cuts_over(plan, link) == replan.cuts_over(plan, None):
+                continue
+            made = _compiled(spec, work(spec), method, cost, link).plan
+            if made.cuts != plan.cuts:
+                found[method, form] = made.to_json()
+    return found
 
 
 def _scaling(plans: dict[str, Plan]) -> list[dict[str, Any]]:

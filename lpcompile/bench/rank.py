@@ -18,14 +18,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from lpcompile.bench.contender import Contender
-from lpcompile.bench.contenders import Ours, make
-from lpcompile.bench.work import WorkSpec
+from lpcompile.bench.contenders.contender import Contender
+from lpcompile.bench.contenders.ways import Ours, make
+from lpcompile.bench.contenders.work import WorkSpec
 from lpcompile.core.plan import Plan
+from lpcompile.runtime.comm import exchange
 from lpcompile.runtime.engine import memory
 from lpcompile.runtime.launch import board
-
-WARM_UP_STEPS = 1  # of a block, not counted: memory is allocated again, ranks get in step
 
 
 def serve(name: str, spec: WorkSpec, plan: dict[str, Any] | None, pipes: list[Any]) -> None:
@@ -42,7 +41,7 @@ def serve(name: str, spec: WorkSpec, plan: dict[str, Any] | None, pipes: list[An
     contender.finish()
     before = _resident() - contender.held()  # Python, torch and the compiler
     while True:
-        with board.away(0, "waiting for its turn"):
+        with board.away(0, "waiting for its turn", board.RESTS):
             command, value = pipe.recv()
         if command == "end":
             return
@@ -51,17 +50,19 @@ def serve(name: str, spec: WorkSpec, plan: dict[str, Any] | None, pipes: list[An
             contender.step()
             pipe.send({})
         elif command == "block":
-            pipe.send(block(contender, value, before, spec.device))
+            pipe.send(block(contender, value[0], value[1], before, spec.device))
+        elif command == "train":
+            pipe.send({"curve": train_to(contender, value[0], value[1], spec.device)})
         elif command == "save":
             assert isinstance(contender, Ours)
             pipe.send(_save(contender))
 
 
-def block(contender: Contender, steps: int, before: int, device: str) -> dict[str, Any]:
-    """A block of steps. `ends` has the start and the end of each step, on a clock that all processes share."""
+def block(contender: Contender, steps: int, warm_up: int, before: int, device: str) -> dict[str, Any]:
+    """Steps after some that are not counted. `ends`: the start and the end of each, on a clock that all ranks share."""
     memory.reset_peak()
     _meet()
-    for _ in range(WARM_UP_STEPS):
+    for _ in range(warm_up):
         contender.step()
     contender.spent.clear()
     _synchronize(device)
@@ -82,19 +83,41 @@ def block(contender: Contender, steps: int, before: int, device: str) -> dict[st
             "peak": peak}  # fmt: skip
 
 
+def train_to(contender: Contender, target: float, epochs: int, device: str) -> list[list[float]]:
+    """Train until the model has this accuracy, looked at after every pass over the data: steps, seconds and accuracy at
+    each. Seconds are of training, with the end of what is in flight, and not of looking."""
+    curve: list[list[float]] = []
+    steps, seconds = 0, 0.0
+    for _ in range(epochs):
+        _meet()
+        begin = time.perf_counter()
+        for _ in range(len(contender.work.train)):
+            contender.step()
+        contender.finish()
+        _synchronize(device)
+        _meet()
+        seconds += time.perf_counter() - begin
+        steps += len(contender.work.train)
+        with board.away(0, "looking at the accuracy", board.RESTS):
+            found = contender.accuracy()
+        curve.append([steps, seconds, found])
+        if found >= target:
+            break
+    return curve
+
+
 def _save(contender: Ours) -> dict[str, float]:
     """Seconds to save and to load a checkpoint."""
-    folder = [tempfile.mkdtemp() if dist.get_rank() == 0 else ""]
-    dist.broadcast_object_list(folder, 0)
+    folder = exchange.from_first(tempfile.mkdtemp() if dist.get_rank() == 0 else "")
     contender.finish()
     begin = time.perf_counter()
-    contender.trainer.save(folder[0])
+    contender.trainer.save(folder)
     saved = time.perf_counter()
-    contender.trainer.load(folder[0])
+    contender.trainer.load(folder)
     loaded = time.perf_counter()
     dist.barrier()
     if dist.get_rank() == 0:
-        shutil.rmtree(folder[0])
+        shutil.rmtree(folder)
     return {"save": saved - begin, "load": loaded - saved}
 
 

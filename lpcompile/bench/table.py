@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
-from lpcompile.bench.contenders import DDP, FSDP, LIMIT, PLAIN, THREADS, TORCH
-from lpcompile.bench.results import Bench, BenchRow
+from typing import Any
+
+from lpcompile.bench.contenders.ways import DDP, FSDP, LIMIT, PLAIN, THREADS, TORCH, base
+from lpcompile.bench.quiet import BUSY
+from lpcompile.bench.results import Bench, BenchRow, LinkResults
+from lpcompile.bench.to_accuracy import HEADERS, accuracy_cells, accuracy_title
 from lpcompile.core.tables import size
-from lpcompile.draw.markdown import NO_VALUE, markdown, shortened
+from lpcompile.draw.markdown import NO_VALUE, markdown, shortened, without_empty
+from lpcompile.runtime.methods import get_method
 
 PARTS = ("forward", "backward", "aux", "optimizer", "transfer", "python", "wait")
+FAMILIES = ("plain", "data parallel", "torch's pipelines", "exact", "delayed", "decoupled")
+MISSING = {
+    "ρ": "plain training was not measured",
+    "of K": "plain training was not measured",
+    "of the limit": "K plain trainings at once were not measured",
+    "sent a step": "only contenders that send nothing were measured",
+    "idle of ranks": "it is not known of threads",
+    "samples/s": "nothing was measured",
+    "peak memory of ranks": "nothing was measured",
+}
 SHOWN = {"aux": "AuxNet", "python": "Python"}
 
 
@@ -16,9 +31,23 @@ def text(found: Bench) -> str:
     measured = [r for r in found.rows if r.step]
     if not measured:
         return "\n".join(["nothing has been measured", *(f"- {row.name} {row.why}" for row in found.rows if row.why)])
-    parts = [headline(found), markdown(headers(), [cells(r, found) for r in found.rows])]
-    parts.append("where the time of a step goes, ms of every rank:")
-    parts.append(markdown(["contender", *(SHOWN.get(p, p) for p in PARTS)], [part_cells(r) for r in measured]))
+    names, lines, _ = measured_table(found)
+    parts = [headline(found), markdown(names, lines)]
+    names = ["contender", *(SHOWN.get(p, p) for p in PARTS)]
+    names, lines, none = without_empty(names, [part_cells(r) for r in measured])
+    parts.append(
+        "where the time of a step goes, ms of every rank" + (f" (nobody: {', '.join(none)}):" if none else ":")
+    )
+    parts.append(markdown(names, lines))
+    for one in found.links:
+        parts.append(link_headline(one))
+        parts.append(markdown(link_headers(found), [link_cells(r, one, found) for r in one.rows]))
+    trained = [r for r in found.rows if r.curve]
+    if trained:
+        parts.append(accuracy_title(found))
+        names = [called(r.name, found.request.K) for r in trained]
+        lines = [accuracy_cells(r, found, n) for r, n in zip(trained, names, strict=True)]
+        parts.append(markdown(HEADERS, lines))
     if found.start:
         parts.append("before and between steps, seconds:")
         parts.append(markdown(list(found.start), [[f"{s:.2f}" for s in found.start.values()]]))
@@ -38,15 +67,83 @@ def headline(found: Bench) -> str:
            *([f"{r.aux_dtype} AuxNets"] if r.aux_dtype else []),
            *([f"AuxNets that start {r.init}"] if r.init else [])]  # fmt: skip
     steps = min((row.steps for row in found.rows if row.step), default=r.steps)  # fewer after Ctrl-C
+    return f"{r.model}: K = {r.K}, batch {r.batch}, {', '.join(how)}, {steps} steps of each in turn; {on(machine)}"
+
+
+def on(machine: dict[str, Any]) -> str:
+    """The machine, the commit and the command, as far as they are known."""
+    parts = [f"torch {machine['torch']}", f"{machine['cores']} cores", machine.get("cpu"), machine["date"],
+             machine.get("commit") and f"commit {machine['commit']}"]  # fmt: skip
+    text = ", ".join(filter(None, parts))
+    return f"{text}\n\n    {machine['command']}" if machine.get("command") else text
+
+
+def link_headline(one: LinkResults) -> str:
     return (
-        f"{r.model}: K = {r.K}, batch {r.batch}, {', '.join(how)}, {steps} steps of each in turn; "
-        f"torch {machine['torch']}, {machine['cores']} cores, {machine['date']}"
+        f"over links of {one.rate} (measured {8 * one.gigabytes_per_s:.3g} Gb/s, {one.latency_us:.0f} µs), "
+        f"one host a rank:"
     )
+
+
+def link_headers(found: Bench) -> list[str]:
+    return ["contender", "step ms (quartiles)", "steps", "× DDP", "of its own without a limit", "ρ",
+            f"sent a step by all {found.request.K} ranks", "idle of ranks", "simulated ms"]  # fmt: skip
+
+
+def link_cells(row: BenchRow, one: LinkResults, found: Bench) -> list[str]:
+    name = called(row.name, found.request.K)
+    if not row.step:
+        return [name, shortened(row.why or "not measured"), *[NO_VALUE] * 7]
+    ddp, free = one.row(DDP), found.row(row.name)
+    middle, low, high = row.step
+    micro = f", M = {row.micro}" if row.micro > 1 else ""
+    moved = ", cut for this link" if row.name in one.moved else ""
+    predicted = one.simulated.get(row.name)
+    return [
+        f"{name}{micro}{moved}",
+        f"{middle:.1f} ({low:.1f}-{high:.1f})",
+        str(row.steps),
+        NO_VALUE if ddp is None else f"{ddp.step[0] / middle:.2f}",
+        NO_VALUE if free is None else f"{free.step[0] / middle:.2f}",
+        NO_VALUE if row.rho is None else f"{row.rho:.2f}",
+        size(sum(r["sent"] for r in row.ranks)),
+        " / ".join(f"{100 * r['idle']:.0f} %" for r in row.ranks),
+        NO_VALUE if predicted is None else f"{predicted:.1f} ({100 * (predicted / middle - 1):+.0f} %)",
+    ]
 
 
 def headers() -> list[str]:
     return ["contender", "step ms (quartiles)", "ρ", "of K", "of the limit", "samples/s", "peak memory of ranks",
             "sent a step", "idle of ranks"]  # fmt: skip
+
+
+def measured_table(found: Bench) -> tuple[list[str], list[list[str]], list[str]]:
+    """Headers and rows without the columns that nobody has a value in, and a reason for each of these."""
+    names, lines, empty = without_empty(headers(), [cells(r, found) for r in found.rows])
+    return names, lines, [f"no column {name!r}: {MISSING[name]}." for name in empty if name in MISSING]
+
+
+def not_alone(found: Bench) -> list[str]:
+    """A sentence where other programs took time from the cores."""
+    if found.others <= BUSY:
+        return []
+    return [
+        f"the machine was not alone: other programs took {100 * found.others:.0f} % of its cores' time meanwhile. Stop "
+        f"them, or use --patient, and measure again."
+    ]
+
+
+def family(name: str) -> str:
+    """What kind of training a contender is; the families of `FAMILIES`."""
+    name = base(name)
+    if name in (PLAIN, THREADS, LIMIT):
+        return "plain"
+    if name in (DDP, FSDP):
+        return "data parallel"
+    if name in TORCH:
+        return "torch's pipelines"
+    method = get_method(name)
+    return "decoupled" if method.aux or method.heads else "exact" if method.exact else "delayed"
 
 
 def called(name: str, K: int) -> str:
@@ -55,6 +152,7 @@ def called(name: str, K: int) -> str:
         THREADS: f"plain, {K} threads",
         LIMIT: f"{K} plain trainings at once: the limit",
         DDP: "DDP",
+        f"{DDP}+bf16": "DDP, bf16 hook",
         FSDP: "FSDP",
     }.get(name, f"torch {TORCH[name]}" if name in TORCH else name)
 
@@ -102,8 +200,18 @@ def notes(found: Bench) -> list[str]:
     ]
     if r.K > machine["cores"] and r.device == "cpu":
         lines.append(f"{r.K} ranks shared {machine['cores']} cores: nothing here is as it is on {r.K} cores.")
+    if r.hosts:
+        lines.append(
+            f"the ranks were on {r.hosts} hosts: network namespaces of one machine, joined by virtual links, whose "
+            f"rate a token bucket limits in each direction; their delay is the machine's own."
+        )
+        lines.append(
+            "× DDP: DDP's step over the contender's on the same link. simulated: predicted from the plan's costs and "
+            "the measured link, and how far off. Where a step takes seconds, few were counted."
+        )
+    lines += [f"WARNING: {text}" for text in not_alone(found)]
     for row in found.rows:
         if row.tried:
             tried = ", ".join(f"{m}: {ms:.0f} ms" for m, ms in row.tried.items())
             lines.append(f"{row.name}: micro-batches tried before the run, {tried}.")
-    return lines + [f"{row.name} {row.why}" for row in found.rows if row.why]
+    return [*lines, *measured_table(found)[2], *(f"{row.name} {row.why}" for row in found.rows if row.why)]

@@ -7,12 +7,13 @@ import multiprocessing
 import threading
 from typing import Any
 
-from lpcompile.bench.contenders import PLAIN, THREADS
+from lpcompile.bench.contenders.ways import PLAIN, THREADS
+from lpcompile.bench.contenders.work import WorkSpec
 from lpcompile.bench.rank import serve
-from lpcompile.bench.work import WorkSpec
 from lpcompile.core.plan import Plan
 from lpcompile.errors import LpError, TrainingError
 from lpcompile.runtime.launch import launch
+from lpcompile.runtime.launch.hosts import Hosts
 
 POLL = 0.2  # seconds between checks that a contender is still alive
 
@@ -20,7 +21,9 @@ POLL = 0.2  # seconds between checks that a contender is still alive
 class Team:
     """All ranks of a contender and the thread that supervises them; `ask` raises their failure."""
 
-    def __init__(self, name: str, spec: WorkSpec, plan: Plan | None, timeout: float) -> None:
+    def __init__(
+        self, name: str, spec: WorkSpec, plan: Plan | None, timeout: float, hosts: Hosts | None = None
+    ) -> None:
         self.name, self.world = name, 1 if name in (PLAIN, THREADS) else spec.K
         pairs = [multiprocessing.Pipe() for _ in range(self.world)]
         self.pipes = [mine for mine, _ in pairs]
@@ -29,7 +32,9 @@ class Team:
 
         def supervise() -> None:
             try:
-                launch.launch(serve, given, world=self.world, K=self.world, device=spec.device, timeout=timeout)
+                launch.launch(
+                    serve, given, world=self.world, K=self.world, device=spec.device, timeout=timeout, hosts=hosts
+                )
             except BaseException as error:  # for the thread that asks
                 self.error = error
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lpcompile.cli.flags import Parser, model_help
-from lpcompile.cli.model import add_model_flags, check_model_flags, compile_program, is_plan, load_source
+from lpcompile.cli.parts.model import add_model_flags, check_model_flags, compile_program, is_plan, load_source
 from lpcompile.draw.terminal import show
 from lpcompile.errors import UsageError
 

@@ -12,6 +12,7 @@ from lpcompile.errors import UsageError
 
 def add_arguments(parser: Parser) -> None:
     parser.flag("checkpoint", metavar="CKPT", help="a checkpoint, or a folder of them (the newest is taken)")
+    parser.flag("ema", action="store_true", help="the average of the weights, of a run with --model-ema")
     parser.flag("file", metavar="FILE", help="the safetensors file to write")
 
 
@@ -21,6 +22,6 @@ def run(arguments: argparse.Namespace) -> int:
     file = Path(arguments.file)
     if file.suffix != ".safetensors":
         raise UsageError(f"{file} must end with .safetensors: that is the format that is written")
-    count = export(Path(arguments.checkpoint), file)
+    count = export(Path(arguments.checkpoint), file, arguments.ema)
     print(f"{count} tensors written to {file}", file=sys.stderr)
     return 0

@@ -1,8 +1,8 @@
-"""Flags: declared once, whichever commands have them, and passed on by the fields of a dataclass.
+"""Command-line flags: declared once for all commands, and passed on as fields of a dataclass.
 
     def add_arguments(parser: Parser) -> None:
         parser.flag("model")                                   # as `FLAGS` declares it
-        parser.flag("batch", help="samples a step")            # with a text of its own
+        parser.flag("batch", help="samples per step")            # with a text of its own
         parser.flag("gate", metavar="FILE", help="...")        # a flag of this command alone
 
     def run(arguments: argparse.Namespace) -> int:
@@ -23,7 +23,7 @@ from typing import Any
 from lpcompile.errors import UsageError
 
 Help = str | Callable[[], str]
-DEFAULT_METHOD = "multiplier"  # `runtime.methods.DEFAULT`; --help does not import torch
+DEFAULT_METHOD = "auto"  # `runtime.methods.DEFAULT`; --help does not import torch
 DEFAULT_DEVICE = "v100"  # of simulate
 
 
@@ -52,7 +52,7 @@ def method_help(default: str = DEFAULT_METHOD) -> str:
 
 
 def method_summaries() -> str:
-    """One line a method."""
+    """One line per method."""
     from lpcompile.runtime.methods import METHODS
 
     return "\n".join(["methods:", *(f"  {name:<16}{method.summary}" for name, method in METHODS.items())])
@@ -71,7 +71,7 @@ def count(text: str) -> int:
     return int(text)
 
 
-# What several commands have. Those with another text, type or default say so where they add the flag.
+# Flags of several commands. A command with another text, type or default overrides it where it adds the flag.
 FLAGS: dict[str, dict[str, Any]] = {
     "model": {"metavar": "MODEL", "help": image_model_help},
     "K": {"type": int, "help": "number of stages, one process each (default 2)"},
@@ -80,8 +80,10 @@ FLAGS: dict[str, dict[str, Any]] = {
     "method": {"help": method_help},
     "cost": {"choices": ["measured", "flops"], "help": "where the plans' costs come from (default measured)"},
     "data": {
-        "metavar": "DIR|digits",
-        "help": "a folder of images (train/CLASS/..., test/CLASS/...), or scikit-learn's digits (default)",
+        "metavar": "NAME|DIR",
+        "help": "digits (scikit-learn's, default), cifar10, cifar100, mnist or fashion-mnist (downloaded into data/, "
+        "or from NAME:DIR), imagenet:DIR, folder:DIR or a folder of images (train/CLASS/..., test/CLASS/...), or "
+        "text:FILE for language models",
     },
     "epochs": {"type": int, "help": "passes over the data"},
     "lr": {"type": float, "help": "largest learning rate"},
@@ -95,6 +97,15 @@ FLAGS: dict[str, dict[str, Any]] = {
         "help": "cost of an AuxNet as a share of its stage's (default 0.1; penalty and lagrangian with a consistent "
         "start 0.05)",
     },
+    "auxnet": {
+        "metavar": "MODEL",
+        "help": "a smaller model of the family, by name: it is cut where its tensors have the boundaries' shapes, and "
+        "the pieces are the AuxNets (resnet20 for resnet110)",
+    },
+    "as_published": {
+        "action": "store_true",
+        "help": "the paper's own settings: method penalty, its ψ, β and noise, fresh AuxNets, its placement",
+    },
     "aux_dtype": {"choices": ["bf16"], "help": "AuxNets compute in bfloat16; all else stays as it is"},
     "size": {"type": int, "metavar": "PX", "help": "height and width of the images"},
     "seed": {"type": int},
@@ -102,7 +113,7 @@ FLAGS: dict[str, dict[str, Any]] = {
     "device_spec": {"metavar": "NAME|FILE", "help": device_help},
     "channels_last": {"action": "store_true", "help": "weights and images that way"},
     "compile": {"action": "store_true"},
-    "transfer": {"choices": ["bf16"]},
+    "transfer": {"choices": ["bf16", "int8"]},
     "timeout": {
         "type": float,
         "metavar": "S",
@@ -110,7 +121,7 @@ FLAGS: dict[str, dict[str, Any]] = {
     },
     "debug": {"action": "store_true", "help": "show Python tracebacks"},
 }
-POSITIONAL = ("model", "models", "checkpoint", "file")
+POSITIONAL = ("model", "models", "checkpoint", "file", "action")
 
 
 class Parser(argparse.ArgumentParser):
@@ -123,7 +134,7 @@ class Parser(argparse.ArgumentParser):
         self._late: list[tuple[argparse.Action, Callable[[], str]]] = []
 
     def flag(self, name: str, short: str = "", **own: Any) -> None:
-        """Add the flag `name`, as FLAGS declares it where it does; `own` are keywords of `add_argument`."""
+        """Add the flag `name`, with the defaults from FLAGS; `own` are keywords of `add_argument`."""
         keywords = {**FLAGS.get(name, {}), **own}
         help_: Help | None = keywords.pop("help", None)
         empty = {"store_true": False, "append": []}.get(keywords.get("action", ""))
@@ -172,8 +183,21 @@ def refuse_unread(
             raise UsageError(f"{what} has no effect with {mode}{only}; leave it out")
 
 
+def refuse_both(arguments: argparse.Namespace, one: str, other: str) -> None:
+    """Refuse two flags that say the same."""
+    if {one, other} <= arguments.typed:
+        refuse_unread(arguments, f"{option(one)} {getattr(arguments, one)}", unread=(other,))
+
+
+def refuse_two_sizes(arguments: argparse.Namespace) -> None:
+    """Refuse --size and --input for images of different sizes."""
+    both = {"size", "input"} <= arguments.typed
+    if both and arguments.input.partition(":")[0].split("x")[1:] != [str(arguments.size)] * 2:
+        raise UsageError(f"--size {arguments.size} and --input {arguments.input} are of different images; give one")
+
+
 def refuse_without(arguments: argparse.Namespace, needed: str, names: Collection[str]) -> None:
-    """Refuse flags that only mean something beside another one."""
+    """Refuse flags that have no effect without another flag."""
     for name in names:
         if name in arguments.typed and needed not in arguments.typed:
             raise UsageError(f"{option(name)} has no effect without {option(needed)}; give both, or leave it out")

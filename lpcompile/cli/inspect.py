@@ -6,20 +6,20 @@ import argparse
 from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
-from lpcompile.cli.files import writable
 from lpcompile.cli.flags import Parser, model_or_plan_help, option, refuse_unread
-from lpcompile.cli.model import add_model_flags, check_model_flags, compile_program, is_plan, load_source
-from lpcompile.cli.outlook import add_outlook, check_outlook, expected, print_plan
-from lpcompile.cli.report import add_report, check_report, write_report
-from lpcompile.core.gc_pause import gc_paused
+from lpcompile.cli.parts.files import writable
+from lpcompile.cli.parts.model import add_model_flags, check_model_flags, compile_program, is_plan, load_source
+from lpcompile.cli.parts.outlook import add_outlook, check_outlook, expected, print_plan
+from lpcompile.cli.parts.report import add_report, check_report, write_report
+from lpcompile.core.system.gc_pause import gc_paused
 from lpcompile.draw.terminal import show
 from lpcompile.errors import UsageError
 
 if TYPE_CHECKING:
     from lpcompile.core.plan import Plan
 
-ONLY_FOR_MODELS = ("input", "save", "memory_limit", "cut", "together", "tied", "channels_last", "threads", "no_cache",
-                   "print_after")  # fmt: skip
+ONLY_FOR_MODELS = ("arg", "input", "save", "memory_limit", "cut", "together", "tied", "channels_last", "threads",
+                   "no_cache", "print_after", "auxnet", "as_published")  # fmt: skip
 
 
 def add_arguments(parser: Parser) -> None:
@@ -60,7 +60,7 @@ def _show(arguments: argparse.Namespace) -> int:
 
 
 def _check(arguments: argparse.Namespace) -> None:
-    """Whether all of it can be done, before anything is measured."""
+    """Refuse what cannot be done, before anything is measured."""
     check_outlook(arguments)
     check_report(arguments)
     writable("save", arguments.save)
@@ -86,6 +86,7 @@ def _show_plan(arguments: argparse.Namespace, plan: Plan) -> int:
 def _show_model(arguments: argparse.Namespace) -> int:
     from lpcompile.core.tables import cut_table, unit_table
     from lpcompile.passes.split.cuts import cuts
+    from lpcompile.planning.auxiliary.auxnets import on_demand_table
 
     meta = arguments.cost == "flops"  # counting needs no weights, however large the model
     source = load_source(arguments, "meta" if meta else "cpu")
@@ -106,6 +107,8 @@ def _show_model(arguments: argparse.Namespace) -> int:
     if arguments.units:
         show(unit_table(plan), end="\n\n")
     print_plan(arguments, plan, found)
+    if not plan.aux and not plan.heads and plan.K > 1 and not arguments.json:
+        show(f"\nAuxNets on demand ({plan.method} trains without them):\n\n{on_demand_table(program.auxnets)}")
     for note in source.notes if not arguments.json else ():
         show(f"note: {note}")
     return 0
@@ -115,7 +118,7 @@ def check_saved(arguments: argparse.Namespace, plan: Plan) -> None:
     """A plan is shown as it is: flags that would change it, or need the model, are refused and not ignored."""
     if arguments.cuts or arguments.graph or arguments.graph_file:
         raise UsageError("a saved plan has neither cuts nor a graph; name the model instead of the plan")
-    same = {"batch": plan.batch, "method": plan.method, "cost": plan.cost, "aux_budget": plan.aux_budget,
+    same = {"batch": plan.batch, "method": plan.training, "cost": plan.cost, "aux_budget": plan.aux_budget,
             "aux": plan.aux, "aux_init": plan.aux_init, "aux_dtype": "bf16" if plan.aux_dtype else None}  # fmt: skip
     wrong = [] if arguments.K in ("auto", str(plan.K)) else ["K"]
     wrong += [name for name in same if name in arguments.typed and getattr(arguments, name) != same[name]]
@@ -129,7 +132,7 @@ def check_saved(arguments: argparse.Namespace, plan: Plan) -> None:
 
 
 def request_prints(given: str) -> None:
-    """Let the compiler print after the passes that are named, with commas between them."""
+    """Print the artefacts of these passes, named with commas between them, as they are made."""
     from lpcompile.planning import print_after
     from lpcompile.planning.pipeline import PASSES
 

@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from lpcompile.cli import bench, compare, emit, export, inspect, simulate, train, zoo
+from lpcompile.cli import bench, checkpoint, compare, emit, export, inspect, paper, simulate, study, train, zoo
 from lpcompile.cli.flags import Parser, settle
 from lpcompile.errors import LpError, UsageError
 
@@ -19,8 +19,11 @@ COMMANDS = {
     "zoo": (zoo, "check capture and exactness on torchvision, timm and transformers models"),
     "train": (train, "train a model on K local ranks, or as one rank under torchrun"),
     "export": (export, "write the weights in a checkpoint as a plain safetensors file"),
+    "checkpoint": (checkpoint, "find damaged files in checkpoints and emitted programs"),
     "compare": (compare, "train a model by every method and measure them side by side"),
+    "study": (study, "measure accuracy against time: models x methods x K x seeds, resumable"),
     "bench": (bench, "measure how fast a model trains, against DDP, FSDP and torch's pipelines"),
+    "paper": (paper, "run the paper's experiments at a scale that one can afford, beside its figures"),
     "simulate": (simulate, "play a model's schedules on devices that you may not have"),
 }
 

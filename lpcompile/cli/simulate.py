@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from lpcompile.cli.files import writable
 from lpcompile.cli.flags import DEFAULT_DEVICE, DEFAULT_METHOD, Parser, device_help, option, refuse_unread
-from lpcompile.cli.model import is_plan
+from lpcompile.cli.parts.files import writable
+from lpcompile.cli.parts.model import is_plan
+from lpcompile.core.system.atomic_file import write_text
 from lpcompile.draw.terminal import show
 from lpcompile.errors import UsageError
 
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 PIPELINES = ("gpipe", "1f1b")
 PAPER_FLAGS = ("paper", "device_spec", "json")  # the flags that each mode reads
 CALIBRATE_FLAGS = ("calibrate", "gpus")
+REGIONS_UNREAD = ("nodes", "method", "per_device", "trace")
 CHECK_FLAGS = ("check", "model", "K", "batch", "device_spec")
 
 
@@ -34,12 +37,20 @@ def add_arguments(parser: Parser) -> None:
     add("nodes", type=int, default=1, help="number of nodes (default 1)")
     add("gpus", type=int, help="devices in a node (default: the device spec's)")
     add("device_spec", default=DEFAULT_DEVICE, help=lambda: device_help(DEFAULT_DEVICE))
-    add("method", default=DEFAULT_METHOD, help=f"the layer-parallel method (default {DEFAULT_METHOD})")
+    add("method", default=DEFAULT_METHOD, help=f"the layer-parallel method or recipe (default {DEFAULT_METHOD})")
     add("batch", help="samples of a step for strong scaling (default: as many as one node has in weak scaling)")
     add("per_device", type=int, default=32, metavar="N", help="samples for each device in weak scaling (default 32)")
     add("input", help="input shape without the batch: 3x32x32, or 16:int64")
     add("cost", default="flops", help="where costs come from (default flops)")
     add("json", action="store_true", help="print all numbers as JSON")
+    add(
+        "regions",
+        metavar="FILE",
+        help="write one page: which of DDP, FSDP, pipelines, stream and AuxNets is the "
+        "fastest, over K, the batch and the rate of links between hosts of one device each (or --gpus of them)",
+    )
+    add("rate", metavar="A,B,...", help="of --regions: rates of these links (default 100gbit, 10gbit, 1gbit, 100mbit, "
+        "25mbit)")  # fmt: skip
     add("trace", metavar="FILE", help="write the timeline of the fastest split into stages as a Chrome trace")
     add("paper", action="store_true", help="the paper's speedups, simulated with its placement and with ours")
     add("check", action="store_true", help="measure steps at K = 2 on this machine against predicted ones, for every "
@@ -64,6 +75,10 @@ def run(arguments: argparse.Namespace) -> int:
         return _check(arguments, device)
     if is_plan(arguments.model):
         refuse_unread(arguments, "a saved plan", unread=("input", "cost"))
+    if arguments.regions:
+        return _regions(arguments, device)
+    if "rate" in arguments.typed:
+        raise UsageError("--rate has no effect without --regions FILE; give both, or leave it out")
     device = replace(device, gpus=arguments.gpus or device.gpus)
     plan = plan_for(arguments)
     return _scale(arguments, plan, device)
@@ -74,9 +89,9 @@ def plan_for(arguments: argparse.Namespace) -> Plan:
     from lpcompile import sources
     from lpcompile.compile import parallelize
     from lpcompile.core.plan import Plan
-    from lpcompile.runtime.methods import get_method
+    from lpcompile.runtime.methods.recipe import recipe_of
 
-    get_method(arguments.method)
+    recipe_of(arguments.method)
     if is_plan(arguments.model):
         return Plan.load(arguments.model)
     meta = arguments.cost == "flops"
@@ -104,7 +119,12 @@ def _scale(arguments: argparse.Namespace, plan: Plan, device: DeviceSpec) -> int
             f"a batch of {batch} cannot be divided over {devices} devices; give a --batch that they divide"
         )
     best = fastest(strong[devices], method)
-    if file is not None and best is not None:
+    if file is not None:
+        if best is None:
+            raise UsageError(
+                f"--trace {file}: {method!r} does not run on {devices} devices with a batch of {batch}; leave it out, "
+                f"or give more --gpus or another --batch"
+            )
         found = simulated(plan, device, method, best.K, best.replicas, batch)
         assert found is not None
         file.write_text(json.dumps(chrome_trace(found[0])))
@@ -113,6 +133,36 @@ def _scale(arguments: argparse.Namespace, plan: Plan, device: DeviceSpec) -> int
     else:
         text = scaling_text(plan, device, arguments.nodes, method, PIPELINES, strong, weak)
         show(text, strong=text.splitlines()[-2:])
+    return 0
+
+
+def _regions(arguments: argparse.Namespace, device: DeviceSpec) -> int:
+    from lpcompile.core.system.progress import Shown
+    from lpcompile.runtime.launch.hosts import bits_per_s
+    from lpcompile.simulate.regions.places import BATCHES, RATES, STAGES, regions
+    from lpcompile.simulate.regions.text import regions_json, regions_page, regions_text
+    from lpcompile.training.measures import command, machine
+
+    refuse_unread(arguments, "--regions", unread=REGIONS_UNREAD)
+    file = writable("regions", arguments.regions)
+    assert file is not None
+    given = [r.strip() for r in arguments.rate.split(",") if r.strip()] if arguments.rate else RATES
+    rates = sorted(map(bits_per_s, given), reverse=True)
+    plan, gpus = plan_for(arguments), arguments.gpus or 1
+    stages = stage_counts(arguments.K, units=len(plan.units)) or tuple(K for K in STAGES if K <= len(plan.units))
+    if min(stages, default=0) < 2:
+        raise UsageError(f"-K {arguments.K}: --regions compares ways to use 2 devices or more")
+    batches = (arguments.batch,) if arguments.batch else BATCHES
+    with Shown("simulate") as progress:
+        found = regions(plan, device, stages, batches, rates, gpus, progress)
+    about, text = machine(), regions_text(found, plan, device, gpus)
+    commit = f", commit {about['commit']}" if about["commit"] else ""
+    write_text(file, regions_page(found, plan, device, gpus, f"{command()} ({about['date']}{commit})"))
+    if arguments.json:
+        print(json.dumps(regions_json(found, plan, device, gpus), indent=1))
+    else:
+        show(text)
+    print(f"written to {file}", file=sys.stderr)
     return 0
 
 

@@ -7,7 +7,7 @@ from html import escape
 
 from lpcompile.compare.properties import NAMES
 from lpcompile.compare.results import Comparison, MethodRow
-from lpcompile.compare.table import cells, headers, headline, notes
+from lpcompile.compare.table import headline, measured_table, not_alone, notes
 from lpcompile.compare.timeline import SHOWN
 from lpcompile.core.trace import KINDS
 from lpcompile.draw import html
@@ -20,17 +20,20 @@ def page(found: Comparison) -> str:
     """The whole page; every text that comes from outside is escaped."""
     rows = [r for r in (found.serial, *found.rows) if r is not None]
     measured = [r for r in rows if r.seconds]
+    names, cells_ = measured_table(found)
     lines = [(_name(r), [100 * a for a in r.accuracy], _spent(r), r.method) for r in measured]
     role = {"serial": "serial"}
     over_time = chart([(n, s, a, role.get(m, "")) for n, a, s, m in lines], "test accuracy, %", "seconds of training")
     by_epoch = [(n, [float(e + 1) for e in range(len(a))], a, role.get(m, "")) for n, a, _, m in lines]
+    epochs = chart(by_epoch, "test accuracy, %", "epochs", least=1)
     title = f"{found.request.model} on {found.request.data}, K = {found.request.K}"
     return html.page(
         "compare",
         title,
         headline=escape(headline(found)),
-        measured=table(headers(found), [_cells(r) for r in rows]),
-        charts=svg(over_time) + svg(chart(by_epoch, "test accuracy, %", "epochs", least=1)),
+        warning="".join(f'<p class="warning">{escape(text)}</p>' for text in not_alone(found)),
+        measured=table(names, [_cells(r, line) for r, line in zip(rows, cells_, strict=True)]),
+        charts=f"<div>{svg(over_time)}</div><div>{svg(epochs)}</div>",
         about_lanes=escape(_about_lanes(measured)),
         legend=legend(kind for kind in KIND_NAMES if kind in KINDS),
         lanes=svg(timelines([(_name(r), r.timeline) for r in measured if any(r.timeline)])),
@@ -55,10 +58,11 @@ def _spent(row: MethodRow) -> list[float]:
     return [sum(row.seconds[: i + 1]) for i in range(len(row.seconds))]
 
 
-def _cells(row: MethodRow) -> list[str]:
+def _cells(row: MethodRow, line: list[str]) -> list[str]:
     if row.seconds:
-        return [cell(text) for text in cells(row)]
-    return [f"<td>{escape(row.method)}</td>", f'<td class="why" colspan="7">{escape(row.why.splitlines()[0])}</td>']
+        return [cell(text) for text in line]
+    why = (row.why or "not measured").splitlines()[0]
+    return [cell(row.method), f'<td class="why" colspan="{len(line) - 1}">{escape(why)}</td>']
 
 
 def _marks(rows: Sequence[MethodRow]) -> str:

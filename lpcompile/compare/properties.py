@@ -9,7 +9,7 @@ instructions of that micro-batch. Their slots tell whether two of them fall into
 s handles micro-batch τ = tM + s in step t.
 
 - forward unlocking: no rank's forward has to wait for another rank's forward of the same micro-batch (λ takes its
-  place, or a buffer that nobody waits for); forward independency: nor does what it reads come from there at all.
+  place, or a buffer that nobody waits for); forward independency: nor does it read anything that comes from there.
 - backward unlocking: no rank needs, for its backwards of a step, all those that another rank makes in that step.
 - update unlocking: no rank's weights wait for the forward of the step's whole mini-batch on a later rank.
 - extra memory: something is kept for more than one micro-batch at a time, or for samples. extra network: something
@@ -47,7 +47,7 @@ STORES = {
     "store": "λ of every sample",
     "draw": "a buffer of batches that other ranks offered",
 }
-TOLD = {"graph": "graphs", "X": "boundary activations", "lam": "λ"}  # first, of several things that are kept
+TOLD = {"graph": "graphs", "X": "boundary activations", "lam": "λ"}  # shown first if several are kept
 BUFFERS = {"draw": "offer"}  # reader and writer of a replay buffer, for which nobody waits
 
 Node = tuple[int, int]  # rank, position in its list
@@ -174,7 +174,7 @@ def _independent(needs: _Needs) -> Mark:
 
 
 def _backward(needs: _Needs) -> Mark:
-    """Locked where a rank's backwards of a step need, of another rank, all the ones in that same step."""
+    """Locked if a rank's backwards of a step need all backwards of another rank in that step."""
     slots: dict[int, set[int]] = defaultdict(set)
     together: dict[tuple[int, int], set[int]] = {}
     for node, item in needs.all(*BACKWARD):
@@ -193,9 +193,9 @@ def _backward(needs: _Needs) -> Mark:
 
 
 def _update(needs: _Needs) -> Mark:
-    """Locked where a step's gradients need the forward of its whole mini-batch, slots 0 to M - 1, on a later rank.
+    """Locked if a step's gradients need the forward of its whole mini-batch, slots 0 to M - 1, on a later rank.
 
-    It is the model's weights that count, as in the paper: what an AuxNet learns from is not asked.
+    Only the model's weights count, as in the paper; AuxNets do not.
     """
     M = needs.M
     needed: dict[tuple[int, int], set[int]] = defaultdict(set)

@@ -16,12 +16,12 @@ from itertools import islice
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from lpcompile import sources
 from lpcompile.compare import timeline
 from lpcompile.compare.runners import MethodRunner, Runner, SerialRunner
+from lpcompile.runtime.comm import exchange
 from lpcompile.runtime.engine import memory
 from lpcompile.runtime.launch import board
 from lpcompile.training.build import check_classes, compile_job, image_shape, make_trainer
@@ -34,7 +34,7 @@ MEMORY_STEPS = 3  # in which memory is counted, besides those for which a method
 
 
 @dataclass(frozen=True)
-class RunSpec:
+class TrainingRun:
     """One training run of a comparison. `label` begins its progress lines; `augment` is the same for all runs."""
 
     job: Job
@@ -42,29 +42,28 @@ class RunSpec:
     augment: bool = True
 
 
-def train_method(spec: RunSpec) -> dict[str, Any]:
-    """One rank of a method; rank 0 gives the record of all."""
-    logging.basicConfig(level=logging.ERROR)  # the table says what matters of a run
+def train_method(spec: TrainingRun) -> dict[str, Any]:
+    """One rank of a method; rank 0 returns the record of all ranks."""
+    logging.basicConfig(level=logging.ERROR)  # the table has a run's results
     job, (model, train, test, classes) = spec.job, _start(spec)
     x = next(iter(train))[0]
     program = compile_job(job, model, x, None)
     check_classes(program, x, classes, job)
     trainer = make_trainer(job, program, job.epochs * len(train))
     mine = measure(MethodRunner(trainer), spec, train, test)
-    everyone: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(everyone, mine, group=trainer.control)
+    everyone = exchange.gathered(mine, trainer.control)
     zeroed = sum(len(b.aux.zeroed) for b in program.plan.boundaries if b.aux is not None)
     return together(everyone, trainer.micro) | {"zeroed": zeroed}
 
 
-def train_serial(spec: RunSpec) -> dict[str, Any]:
+def train_serial(spec: TrainingRun) -> dict[str, Any]:
     """Plain training on one core."""
     model, train, test, _ = _start(spec)
     return together([measure(SerialRunner(spec.job, model, len(train)), spec, train, test)], micro=1)
 
 
-def time_serial(spec: RunSpec) -> float:
-    """Seconds a step of plain training takes now: a block of it between two methods, for their ρ."""
+def time_serial(spec: TrainingRun) -> float:
+    """Seconds per step of plain training, measured between two methods, for their ρ."""
     model, train, _, _ = _start(spec)
     runner = SerialRunner(spec.job, model, len(train))
     batches = islice(train, WARM_UP_STEPS + min(MAX_TIMED_STEPS, max(1, len(train) // 2)))
@@ -76,7 +75,7 @@ def time_serial(spec: RunSpec) -> float:
     return statistics.mean(taken[WARM_UP_STEPS:] or taken)
 
 
-def _start(spec: RunSpec) -> tuple[nn.Module, Any, Any, int]:
+def _start(spec: TrainingRun) -> tuple[nn.Module, Any, Any, int]:
     """The same model, samples and order in every run."""
     job = spec.job
     torch.manual_seed(job.seed)
@@ -87,7 +86,7 @@ def _start(spec: RunSpec) -> tuple[nn.Module, Any, Any, int]:
     return source.model, train, test, classes
 
 
-def measure(runner: Runner, spec: RunSpec, train: Any, test: Any) -> dict[str, Any]:
+def measure(runner: Runner, spec: TrainingRun, train: Any, test: Any) -> dict[str, Any]:
     """Train all epochs; gives this process's record."""
     epochs = spec.job.epochs
     seen: list[dict[str, Any]] = []
@@ -125,7 +124,7 @@ def _epoch(runner: Runner, train: Any, epoch: int) -> dict[str, Any]:
     return {
         "seconds": end - begin,
         "idle": waited + end - done,
-        "lost": max(0.0, done - begin - waited - cpu),  # neither computing nor waiting: the core was somebody else's
+        "lost": max(0.0, done - begin - waited - cpu),  # the core was busy with other processes
         "sent": statistics.median(sent),
         "samples": len(train) * train.batch_size,
     }
@@ -151,7 +150,7 @@ def _tensors(runner: Runner, train: Any) -> int:
     return fixed + alive.most
 
 
-def _tell(spec: RunSpec, seen: list[dict[str, Any]]) -> None:
+def _tell(spec: TrainingRun, seen: list[dict[str, Any]]) -> None:
     now = seen[-1]
     rate, right = now["samples"] / now["seconds"], 100 * now["shown"]["accuracy"]
     text = f"epoch {len(seen)} of {spec.job.epochs}, {rate:.0f} samples/s, test accuracy {right:.1f} %"
@@ -159,7 +158,7 @@ def _tell(spec: RunSpec, seen: list[dict[str, Any]]) -> None:
 
 
 def together(everyone: list[dict[str, Any]], micro: int) -> dict[str, Any]:
-    """One record of all ranks. The first epoch warms up: it counts only where there is no other."""
+    """One record of all ranks. The first epoch is warm-up and counts only if it is the only one."""
     first = everyone[0]["epochs"]
     ranks = []
     for seen in everyone:

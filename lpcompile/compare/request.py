@@ -10,7 +10,8 @@ from lpcompile import sources
 from lpcompile.compile import parallelize
 from lpcompile.errors import UsageError
 from lpcompile.runtime.launch import launch
-from lpcompile.runtime.methods import METHODS, get_method
+from lpcompile.runtime.methods import METHODS
+from lpcompile.runtime.methods.recipe import recipe_of
 from lpcompile.training.build import image_shape
 from lpcompile.training.data import loaders
 from lpcompile.training.job import Job
@@ -34,19 +35,20 @@ class CompareRequest:
     size: int | None = None
     input: str | None = None
     init: str | None = None
+    auxnet: str | None = None
     cost: str = "measured"
     timeout: float = launch.TIMEOUT
 
     def job(self, method: str) -> Job:
         options = {} if self.micro is None else {"micro": self.micro}
         return Job(self.model, self.data, self.K, method=method, epochs=self.epochs, batch=self.batch, lr=self.lr,
-                   optimizer=self.optimizer, init=self.init, cost=self.cost, size=self.size, input=self.input,
-                   seed=self.seed, timeout=self.timeout, options=options)  # fmt: skip
+                   optimizer=self.optimizer, init=self.init, auxnet=self.auxnet, cost=self.cost, size=self.size,
+                   input=self.input, seed=self.seed, timeout=self.timeout, options=options)  # fmt: skip
 
     def check(self) -> None:
         """Refuse wrong options before any process is started."""
         for method in self.methods:
-            get_method(method)
+            recipe_of(method)
         if not self.methods:
             raise UsageError(f"--methods names none; there are {', '.join(METHODS)}")
         if self.K < 2:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lpcompile.compare.request import CompareRequest
-from lpcompile.core.atomic_file import write_json
+from lpcompile.core.system.atomic_file import write_json
 from lpcompile.errors import UsageError
 
 VERSION = 1
@@ -20,7 +20,7 @@ class MethodRow:
 
     seconds: training time of every epoch; accuracy: after it; recalibrated: after the last, with BatchNorm statistics
     taken anew. rho: [median, lowest, highest] of plain training's epoch over this one's. reached: seconds of training
-    until the target. sent: bytes a step, over all ranks. ranks: shares of time idle and lost (the core worked for
+    until the target. sent: bytes per step, over all ranks. ranks: shares of time idle and lost (the core worked for
     others), bytes sent, most bytes of tensors and of the process. zeroed: parameters that a consistent start set to
     zero. marks: [✓ or ×, why] by the paper's names. timeline: see `lpcompile.compare.timeline`.
     """
@@ -42,7 +42,7 @@ class MethodRow:
 
     @property
     def epoch(self) -> float:
-        """Seconds of an epoch. The first one warms up."""
+        """Seconds of an epoch. The first one is warm-up."""
         return statistics.median(self.seconds[1:] or self.seconds)
 
 

@@ -12,16 +12,18 @@ from collections.abc import Callable
 from typing import Any
 
 from lpcompile.compare.properties import bare_plan, properties
-from lpcompile.compare.rank import RunSpec, time_serial, train_method, train_serial
+from lpcompile.compare.rank import TrainingRun, time_serial, train_method, train_serial
 from lpcompile.compare.request import CompareRequest
 from lpcompile.compare.results import Comparison, MethodRow
 from lpcompile.core.method import BatchFacts
 from lpcompile.errors import LpError
 from lpcompile.runtime.launch import launch
 from lpcompile.runtime.methods import ScheduleOptions, get_method
+from lpcompile.runtime.methods.recipe import main_phase, recipe_of
 from lpcompile.training.measures import machine, reason
 
 DEFAULT_TARGET_SHARE = 0.95  # of plain training's last accuracy
+SERIAL = "serial"  # the row of plain training
 MIN_MARKED_STAGES = 3  # stages for which marks are derived: with two, methods that differ look alike
 
 
@@ -33,20 +35,20 @@ def compare(found: Comparison, keep: Callable[[], None] = lambda: None) -> None:
     count = len(request.methods)
     found.machine = machine()
 
-    def alone(function: Callable[[RunSpec], Any], label: str) -> Any:
-        spec = RunSpec(request.job("bp"), label, augment)
+    def alone(function: Callable[[TrainingRun], Any], label: str) -> Any:
+        spec = TrainingRun(request.job("bp"), label, augment)
         return launch.launch(function, (spec,), world=1, K=1, timeout=request.timeout)
 
-    serial = found.serial = _row("serial", alone(train_serial, f"[0/{count}] plain training on one core"))
+    serial = found.serial = _row(SERIAL, alone(train_serial, f"[0/{count}] plain training on one core"))
     found.target = request.target or DEFAULT_TARGET_SHARE * serial.accuracy[-1]
     _judge(serial, [serial.epoch], found.target)
     keep()
     steps = round(serial.rate * serial.epoch / request.batch)
-    before = serial.epoch  # seconds of a serial epoch, as the machine is now
+    before = serial.epoch  # current seconds of a serial epoch
     for number, method in enumerate(request.methods, start=1):
-        spec = RunSpec(request.job(method), f"[{number}/{count}] {method}", augment)
+        spec = TrainingRun(request.job(method), f"[{number}/{count}] {method}", augment)
         try:
-            spec.job.check()  # what only this method refuses is for its row to say
+            spec.job.check()  # a method's own refusal belongs into its row
             data = launch.launch(train_method, (spec,), world=request.K, K=request.K, timeout=request.timeout)
         except LpError as error:
             row = MethodRow(method, why=reason(error))
@@ -73,9 +75,10 @@ def _row(method: str, data: dict[str, Any]) -> MethodRow:
 
 def _judge(row: MethodRow, serial: list[float], target: float) -> None:
     """ρ against the serial epochs just before and after, and the time to the target."""
-    counted = row.seconds[1:] or row.seconds
+    whole = row.method != SERIAL and len(recipe_of(row.method)) > 1  # of a recipe every phase counts
+    counted = row.seconds if whole else row.seconds[1:] or row.seconds
     row.rho = [
-        statistics.mean(serial) / row.epoch,
+        statistics.mean(serial) / (statistics.mean(counted) if whole else row.epoch),
         min(serial) / max(counted),
         max(serial) / min(counted),
     ]
@@ -90,7 +93,8 @@ def _judge(row: MethodRow, serial: list[float], target: float) -> None:
 def marks(request: CompareRequest, method: str) -> dict[str, list[str]]:
     """The paper's columns, from the method's schedule on K stages (at least three); empty if it has none."""
     for K in sorted({max(request.K, MIN_MARKED_STAGES), request.K}, reverse=True):
-        plan, found = bare_plan(K, method, request.batch), get_method(method)
+        name = main_phase(recipe_of(method)).method
+        plan, found = bare_plan(K, name, request.batch), get_method(name)
         try:
             micro = request.micro if request.micro is not None else found.default_micro(BatchFacts(K, request.batch))
             schedule = found.schedule(plan, ScheduleOptions(micro=micro or 1))

@@ -1,4 +1,4 @@
-"""Runners, which a comparison measures alike: one rank of a method, and the plain loop."""
+"""The runners of a comparison: one rank of a method, or the plain training loop."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from lpcompile.training.measures import bytes_between_steps, bytes_of
 
 
 class Runner(Protocol):
-    """What the measuring loop calls. `keeps`: steps for which a method keeps anything; `events`: while tracing."""
+    """Interface of the measuring loop. `keeps`: steps for which a method keeps anything; `events`: while tracing."""
 
     rank: int
     keeps: int
     events: list[Event] | None
 
     def step(self, batch: Any) -> tuple[float, int]:
-        """Train on one batch; gives seconds spent waiting, and bytes sent."""
+        """Train on one batch; returns seconds of waiting, and bytes sent."""
         ...
 
     def finish(self) -> None:
@@ -46,7 +46,7 @@ class Runner(Protocol):
         ...
 
     def fixed(self) -> int:
-        """Bytes that stay from step to step, asked between two of them."""
+        """Bytes that stay allocated between steps."""
         ...
 
 

@@ -8,7 +8,7 @@ from lpcompile.compare.properties import NAMES, PAPER_TABLE_1, Mark, differences
 from lpcompile.compare.results import Comparison, MethodRow
 from lpcompile.compare.run import DEFAULT_TARGET_SHARE, MIN_MARKED_STAGES
 from lpcompile.core.tables import size
-from lpcompile.draw.markdown import NO_VALUE, markdown, shortened
+from lpcompile.draw.markdown import NO_VALUE, markdown, shortened, without_empty
 
 MAX_UNTOLD_LOSS = 0.05  # share of the time that a core may work for others without a note
 
@@ -18,7 +18,7 @@ def text(found: Comparison) -> str:
     rows = [r for r in (found.serial, *found.rows) if r is not None]
     if not rows:
         return "nothing has been measured"
-    parts = [headline(found), markdown(headers(found), [cells(r) for r in rows])]
+    parts = [headline(found), markdown(*measured_table(found))]
     marked = [r for r in found.rows if r.marks]
     if marked:
         parts.append(markdown(["method", *NAMES], [[r.method, *(r.marks[n][0] for n in NAMES)] for r in marked]))
@@ -77,12 +77,10 @@ def notes(found: Comparison) -> list[str]:
         lines.append(
             f"{r.K} ranks shared {machine['cores']} cores: ρ, samples/s and idle are not those of {r.K} cores."
         )
-    lost = max((rank["lost"] for row in (found.serial, *found.rows) if row for rank in row.ranks), default=0.0)
-    if lost > MAX_UNTOLD_LOSS and r.K <= machine["cores"]:
-        lines.append(
-            f"the machine was not alone: up to {100 * lost:.0f} % of a process's time its core worked for others, and "
-            f"ρ, samples/s and idle show that too."
-        )
+    lines += not_alone(found)
+    measured = [row for row in (found.serial, *found.rows) if row is not None and row.seconds]
+    if measured and all(row.reached is None for row in measured):
+        lines.append(f"no column of seconds to {100 * found.target:.1f} %: nobody reached it.")
     micro = [f"{row.method} {row.micro}" for row in found.rows if row.micro > 1]
     if micro:
         lines.append(f"micro-batches a step: {', '.join(micro)}; of the others 1.")
@@ -94,6 +92,24 @@ def notes(found: Comparison) -> list[str]:
         )
     lines += [f"{row.method} {row.why}" for row in found.rows if row.why]
     return lines + marks_notes(found.rows, r.K)
+
+
+def not_alone(found: Comparison) -> list[str]:
+    """A sentence where other processes took time from the cores of the ranks."""
+    lost = max((rank["lost"] for row in (found.serial, *found.rows) if row for rank in row.ranks), default=0.0)
+    if lost <= MAX_UNTOLD_LOSS or found.request.K > found.machine["cores"]:
+        return []
+    return [
+        f"the machine was not alone: up to {100 * lost:.0f} % of a process's time its core worked for others, and "
+        f"ρ, samples/s and idle show that too."
+    ]
+
+
+def measured_table(found: Comparison) -> tuple[list[str], list[list[str]]]:
+    """Headers and rows without the columns that no method has a value in."""
+    rows = [r for r in (found.serial, *found.rows) if r is not None]
+    names, lines, _ = without_empty(headers(found), [cells(row) for row in rows])
+    return names, lines
 
 
 def marks_notes(rows: Sequence[MethodRow], K: int) -> list[str]:

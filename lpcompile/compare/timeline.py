@@ -1,7 +1,7 @@
 """Three mini-batches on every worker, from a run's traces: the paper's figure, measured.
 
 >>> lanes(everyone, middle=33, micro=4)
-[[{"kind": "forward", "batch": 1, "begin": 0.0, "end": 4.1, "name": "forward"}, ...], ...]      # one list a rank
+[[{"kind": "forward", "batch": 1, "begin": 0.0, "end": 4.1, "name": "forward"}, ...], ...]      # one list per rank
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ def near(events: Sequence[Event], middle: int, keeps: int) -> list[Event]:
 
 
 def lanes(everyone: Sequence[Sequence[Event]], middle: int, micro: int) -> list[list[dict[str, Any]]]:
-    """One lane a rank: all that happened from the first to the last event of three mini-batches, in ms from there on.
+    """One lane per rank: all that happened from the first to the last event of three mini-batches, in ms from there on.
 
-    Those are numbered 1 to 3; what belongs to the ones before and after has number 0.
+    Those are numbered 1 to 3; events of other mini-batches have number 0.
     """
     first = middle - 1
     chosen = [e for events in everyone for e in events if first <= batch_of(e, micro) < first + SHOWN and _counts(e)]
@@ -34,7 +34,7 @@ def lanes(everyone: Sequence[Sequence[Event]], middle: int, micro: int) -> list[
 
 
 def _counts(event: Event) -> bool:
-    """Whether it is work on its mini-batch: receives may be posted long before it, and a step is for several."""
+    """Whether an event is work on one mini-batch: receives may be posted long before, optimizer steps serve several."""
     return kind_of(event[0]) in ("forward", "backward", "auxiliary")
 
 

@@ -4,7 +4,7 @@ Records: `stage_io` (tensors, what a stage takes and gives), `cost` (units and p
 Schedules: `schedule` (instructions as data), `verify` (proof that they run), `staleness` (how late gradients are),
 `micro_batches` (how many, and torch's pipelines), `split_backward`, `trace` (what ranks did).
 Text: `tables`, by which plans and schedules print themselves.
-Helpers: `memory_format`, `progress`, `atomic_file`, `gc_pause`.
+Tensors: `memory_format` (channels last). Files, random states, progress: the room `system`.
 
 May import `lpcompile.errors` and itself.
 """

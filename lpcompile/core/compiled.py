@@ -1,4 +1,4 @@
-"""What the runtime needs of a compiled program. `lpcompile.program.Program` has it, compiled here or loaded."""
+"""The interface between a compiled program and the runtime; `lpcompile.program.Program` implements it."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ class CompiledProgram(Protocol):
 
     @property
     def auxnets(self) -> Sequence[nn.Module]:
-        """One for each boundary; none where the plan's method needs none."""
+        """One for each boundary; derived when they are first asked for, where the plan's method needs none."""
         ...
 
     @property
     def heads(self) -> Sequence[nn.Module]:
-        """One for each stage but the last; derived when they are first asked for."""
+        """One per stage except the last; derived on first use."""
         ...
 
     @property
@@ -63,8 +63,17 @@ class CompiledProgram(Protocol):
         """The tensors of a call: x is a tensor, a tuple of arguments or a dict."""
         ...
 
+    def call_of(self, tensors: list[Any]) -> dict[str, Any]:
+        """The opposite of `flat_inputs`: the arguments of a call by name."""
+        ...
+
+    @property
+    def example(self) -> list[Tensor] | None:
+        """The tensors of the call that the model was compiled for, where they are known."""
+        ...
+
     def lean_stage(self, k: int) -> nn.Module | None:
-        """Stage k as training runs it, in less memory; None where that is the stage itself."""
+        """Stage k as training runs it, in less memory; None if that is the stage itself."""
         ...
 
     def train(self, mode: bool = True) -> Any: ...

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+STATE_COPIES = 3.0  # bytes of training state over bytes of parameters: weights, gradients, momentum
+
 
 @dataclass(frozen=True)
 class UnitCost:
@@ -32,7 +34,7 @@ class Profile:
     units: tuple[UnitCost, ...]
     cost: str  # "measured" or "flops"
     device: str
-    whole_forward: float | None = None  # ms of the undivided model, where it was measured
+    whole_forward: float | None = None  # measured ms of the undivided model
     whole_backward: float | None = None
     raw_ratio: float | None = None  # sum of the measured units before scaling, over the undivided step
     loss: float = 0.0  # ms of loss forward + backward, charged to the last rank
@@ -42,7 +44,7 @@ class Profile:
 
     @property
     def step(self) -> float:
-        """ms of the steps that were measured; 0 where none was."""
+        """ms of the measured steps; 0 if nothing was measured."""
         return ((self.whole_forward or 0.0) + (self.whole_backward or 0.0)) * self.part
 
     @property

@@ -14,7 +14,7 @@ M = TypeVar("M", bound=nn.Module)
 
 
 def lies_channels_last(model: nn.Module) -> bool:
-    """Whether some weight is channels last and not contiguous at the same time, as those of 1 x 1 convolutions are."""
+    """Whether some weight is channels last but not contiguous (weights of 1 x 1 convolutions are both)."""
     return any(
         p.dim() == 4 and p.is_contiguous(memory_format=torch.channels_last) and not p.is_contiguous()
         for p in model.parameters()

@@ -12,14 +12,15 @@ from lpcompile.core.plan import Plan
 from lpcompile.core.schedule import Builder, Schedule, build
 
 Tensors = tuple[torch.Tensor, ...]
+Order = tuple[tuple[tuple[str, int], ...], ...]  # for each rank its actions (kind, micro-batch) in order
 
 
 @dataclass(frozen=True)
 class ScheduleOptions:
     """Options of a method's schedule.
 
-    micro: micro-batches a step. lockstep: `multiplier` without skew. recursive: every AuxNet starts from the model's
-    input. kappa: "stored" or "auxnet". hosts: the rank of each boundary's AuxNet where it is not the plan's. tied: some
+    micro: micro-batches per step. lockstep: `multiplier` without skew. recursive: every AuxNet starts from the model's
+    input. kappa: "stored" or "auxnet". hosts: host ranks of the AuxNets, if not the plan's. tied: some
     parameters live in several stages. norm: the gradient's norm is taken over all ranks. replicas:
     how many train side by side, each on its part of the batch. stash: how `pipedream` keeps weights, "all" or "2bw".
     """
@@ -58,8 +59,9 @@ class Terms:
 class BatchFacts:
     """What the default number of micro-batches depends on.
 
-    batch: samples of a mini-batch, None where no dimension is the batch. free: the model runs at other batch sizes.
-    saved: bytes of activations that a backward of the whole batch keeps. stash: how `pipedream` keeps weights.
+    batch: samples of a mini-batch, None if no dimension is the batch. free: the model runs at other batch sizes.
+    saved: bytes of activations that a backward of the whole batch keeps. stash: how `pipedream` keeps weights. norm:
+    the model has BatchNorm, whose statistics are those of a micro-batch.
     """
 
     K: int
@@ -67,6 +69,12 @@ class BatchFacts:
     free: bool = True
     saved: int = 0
     stash: str = "all"
+    norm: bool = False
+
+
+def no_choice(facts: BatchFacts) -> tuple[int, ...]:
+    """No numbers to time: the default does not depend on speed."""
+    return ()
 
 
 def one_micro_batch(facts: BatchFacts) -> int | None:
@@ -75,7 +83,7 @@ def one_micro_batch(facts: BatchFacts) -> int | None:
 
 
 def no_bubble(K: int, micro: int) -> float:
-    """Ranks work on their own: the slowest one waits for nobody."""
+    """No bubble: the slowest rank never waits for another one."""
     return 0.0
 
 
@@ -115,21 +123,23 @@ class Method:
     kappa: bool = False  # keeps multipliers κ, per sample or in a network
     indices: bool = False  # needs the sample numbers of a batch
     heads: bool = False  # every stage has its own loss through a head; no gradient crosses a boundary
-    replay: bool = False  # boundaries have replay buffers: ranks may be many steps apart
+    replay_buffers: bool = False  # boundaries have replay buffers: ranks may be many steps apart
     first_sight: str = ""  # helper method for the step in which a sample is seen for the first time
     aux_budget: float = 0.1  # default cost of an AuxNet as a share of its stage
-    aux_budget_consistent: float = 0.1  # the same where λ = X before the first step
+    aux_budget_consistent: float = 0.1  # the same after a consistent start (λ = X before the first step)
 
     # cost
     default_micro: Callable[[BatchFacts], int | None] = one_micro_batch  # None: this batch cannot be cut as needed
+    micro_choices: Callable[[BatchFacts], tuple[int, ...]] = no_choice  # numbers that the planner times and picks from
     accepts_micro: Callable[[int, int], bool] = any_micro  # whether (K, micro) can run
     bubble: Callable[[int, int], float] = no_bubble  # share of the other ranks' work that the slowest rank waits for
     torch_schedule: str = ""  # class of torch.distributed.pipelining whose order a pipeline follows
+    own_order: Callable[[int, int], Order] | None = None  # (K, micro) to the order of a pipeline that torch lacks
     splits_backward: bool = False  # input and weight gradients are computed apart
     reruns_stage: bool = False  # stages run a second forward
     double_buffers: bool = False  # has the option stash="2bw"
     locksteps: bool = False  # has the option lockstep=True: no skew
-    reruns_auxnets: bool = False  # AuxNets run a second forward where the batch is not cut
+    reruns_auxnets: bool = False  # AuxNets run a second forward if a step has one micro-batch
 
     # the paper's Table 1 as printed, in the order of `compare.properties.NAMES`; "" where the paper has no row
     table_1: str = ""
@@ -137,12 +147,32 @@ class Method:
     @property
     def has_aux(self) -> bool:
         """Whether a small network works at every boundary: an AuxNet or a head."""
-        return self.aux == "auxnet" or self.heads
+        return self.predicts or self.heads
+
+    @property
+    def predicts(self) -> bool:
+        """Whether λ comes from AuxNets."""
+        return self.aux == "auxnet"
+
+    @property
+    def inexact(self) -> bool:
+        """Whether gradients are not plain training's, so that exact steps differ from its own."""
+        return not self.exact
+
+    @property
+    def decouples(self) -> bool:
+        """Whether exact steps may come before its own: a method with heads has nothing to prepare in them."""
+        return self.inexact and not self.heads
+
+    @property
+    def prepares(self) -> bool:
+        """Whether it is a helper: exact steps in which AuxNets or stores learn λ."""
+        return self.exact and self.aux != ""
 
     @property
     def pipeline(self) -> bool:
-        """Whether a step is a pipeline of equal micro-batches, in torch's order."""
-        return bool(self.torch_schedule)
+        """Whether a step is an exact pipeline of equal micro-batches."""
+        return bool(self.torch_schedule or self.own_order)
 
     def keeps_samples(self, kappa: str) -> bool:
         """Whether values are kept for each sample; `kappa` is the setting of that name."""
@@ -153,7 +183,7 @@ class Method:
 
 
 def hosts_of(plan: Plan, options: ScheduleOptions) -> dict[int, int]:
-    """The rank that makes λ of each boundary; below it where the plan does not say."""
+    """The host rank of each boundary's AuxNet; by default the rank below the boundary."""
     given = options.hosts or tuple(b.aux_rank if b.aux_rank >= 0 else b.index - 1 for b in plan.boundaries)
     return {b.index: rank for b, rank in zip(plan.boundaries, given, strict=True)}
 
@@ -166,6 +196,11 @@ class LamRoutes:
     hosts: dict[int, int]
     chain: bool  # AuxNet k-1 starts from λ of boundary k-1, not from the model's input
     stage_input: bool = True  # stages start from λ, and their penalty needs it
+
+    @classmethod
+    def of(cls, plan: Plan, options: ScheduleOptions, *, chain: bool = True, stage_input: bool = True) -> LamRoutes:
+        """On the host ranks of a plan. With the option `recursive` there is no chain."""
+        return cls(plan.K, hosts_of(plan, options), chain and not options.recursive, stage_input)
 
     def targets(self, k: int) -> list[int]:
         """The ranks that λ of boundary k is sent to."""
@@ -194,7 +229,7 @@ class LamRoutes:
             b.recv("lam", k, slot, self.hosts[k])
 
     def make_lams(self, b: Builder, slot: int, op: str = "aux_forward", keep: bool = True) -> set[int]:
-        """The AuxNets of this rank (or its stores), and their λ on the way; gives the boundaries whose λ was waited
+        """The AuxNets of this rank (or its stores), and their λ on the way; returns the boundaries whose λ was waited
         for. keep: their graphs, for what they will learn."""
         waited = set()
         for k in self.hosted(b.rank):
@@ -211,7 +246,7 @@ class LamRoutes:
 
 
 def finish(b: Builder, options: ScheduleOptions) -> None:
-    """The end of a step: what all methods do alike."""
+    """The end of a step, which all methods have in common."""
     if options.replicas > 1:
         b.do("average")
     if options.tied:
@@ -222,7 +257,7 @@ def finish(b: Builder, options: ScheduleOptions) -> None:
 
 
 def assemble(name: str, plan: Plan, options: ScheduleOptions, write: Callable[[Builder], None]) -> Schedule:
-    """One list a rank, written by `write`."""
+    """One list per rank, written by `write`."""
     builders = [Builder(rank) for rank in range(plan.K)]
     for b in builders:
         write(b)

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from lpcompile.core.method import BatchFacts, Method
+from lpcompile.core.method import BatchFacts, Method, Order
 from lpcompile.core.plan import Plan
 from lpcompile.errors import UsageError
 
@@ -27,12 +27,12 @@ SINCE = "2.9"  # the first torch whose schedule classes all have a table of acti
 MIN_SAMPLES = 8  # preferred lower limit for the samples of a micro-batch
 MAX_PER_STAGE = 4  # upper limit for the default number of micro-batches, per stage
 
-Order = tuple[tuple[tuple[str, int], ...], ...]  # for each rank its actions (kind, micro-batch) in order
-
 
 @lru_cache(maxsize=256)
 def order(method: Method, K: int, micro: int) -> Order:
-    """Each rank's actions in order, from torch's own schedule class, with one stage a rank."""
+    """Each rank's actions in order, with one stage per rank: the method's own, or those of torch's schedule class."""
+    if method.own_order is not None:
+        return method.own_order(K, micro)
     name = method.torch_schedule
     stage: Any = SimpleNamespace(
         num_stages=K, group_size=K, group_rank=0, stage_index=0, is_first=True, is_last=K == 1, submod=None
@@ -96,10 +96,7 @@ def checked_micro(method: Method, K: int, batch: int | None, given: int | None =
             )
         return found
     if given > 1 and not free:
-        raise UsageError(
-            f"micro={given}: this model runs at a batch of {batch} only, so it cannot be cut into micro-batches; "
-            f"pass micro=1"
-        )
+        raise UsageError(_one_size(given, batch))
     if batch is not None and batch % given:
         choices = [str(m) for m in range(1, batch + 1) if batch % m == 0 and method.accepts_micro(K, m)]
         raise UsageError(
@@ -109,6 +106,12 @@ def checked_micro(method: Method, K: int, batch: int | None, given: int | None =
         )
     order(method, K, given)
     return given
+
+
+def _one_size(given: int, batch: int | None) -> str:
+    return (
+        f"micro={given}: this model runs at a batch of {batch} only, so it is not cut into micro-batches; pass micro=1"
+    )
 
 
 def default_micro(method: Method, K: int, batch: int | None, free: bool = True) -> int | None:
@@ -125,18 +128,22 @@ def default_micro(method: Method, K: int, batch: int | None, free: bool = True) 
 
 
 def micro_of(plan: Plan, method: Method, stash: str = "all") -> int | None:
-    """The method's default; None where a pipeline cannot cut the plan's batch."""
+    """The method's default; None if a pipeline cannot cut the plan's batch."""
+    if plan.micro and method.name == plan.method:
+        return plan.micro
     saved = sum(u.saved_bytes for u in plan.units)
-    return method.default_micro(BatchFacts(plan.K, plan.batch, plan.batch_free, saved, stash))
+    return method.default_micro(BatchFacts(plan.K, plan.batch, plan.batch_free, saved, stash, plan.batch_norm))
 
 
 def micro_for(plan: Plan, method: Method, given: int | None = None, stash: str = "all") -> int:
-    """`given` where it can run, else the default; UsageError where a pipeline cannot run it."""
-    if method.pipeline:
+    """`given`, checked, or the default; UsageError if a pipeline cannot run it."""
+    if method.torch_schedule:
         return checked_micro(method, plan.K, plan.batch, given, plan.batch_free)
+    if given and given > 1 and not plan.batch_free:
+        raise UsageError(_one_size(given, plan.batch))
     return given or micro_of(plan, method, stash) or 1
 
 
-def bubble_of(method: Method, K: int, batch: int | None, free: bool = True) -> float:
-    """Share of the other ranks' work that the slowest rank waits for in a step, with the default micro-batches."""
-    return method.bubble(K, method.default_micro(BatchFacts(K, batch, free)) or 2 * K)
+def bubble_of(method: Method, facts: BatchFacts, micro: int = 0) -> float:
+    """Share of the other ranks' work that the slowest rank waits for in a step. micro: 0 for the default number."""
+    return method.bubble(facts.K, micro or method.default_micro(facts) or 2 * facts.K)

@@ -15,13 +15,26 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, TypeVar, get_type_hints
 
-from lpcompile.core.atomic_file import write_text
 from lpcompile.core.cost import UnitCost
 from lpcompile.core.stage_io import TensorSpec
+from lpcompile.core.system.atomic_file import write_text
 from lpcompile.errors import PlanError
 
 VERSION = 2
-OPTIONAL = ("tied", "notes", "part", "parts", "aux_dtype")  # fields that older plans lack
+OPTIONAL = (
+    "tied",
+    "notes",
+    "part",
+    "parts",
+    "aux_dtype",
+    "recipe",
+    "micro",
+    "batch_norm",
+    "made",
+    "as_published",
+    "exact",
+    "choice",
+)  # fields that older plans lack
 T = TypeVar("T")
 
 
@@ -38,9 +51,9 @@ class StagePlan:
     parameter_bytes: int
     saved_bytes: int
     memory_bytes: int
-    arrival: float  # when its auxiliary variable is there
-    finish: float  # when it has done its step
-    work: float  # how long it computes, AuxNets included
+    arrival: float  # arrival time of its auxiliary variable
+    finish: float  # end of its step
+    work: float  # compute time, AuxNets included
     inputs: tuple[str, ...]  # the model inputs it needs itself
     parts: tuple[float, ...] = ()  # of its backward, where the method runs it in two: each over the undivided one
 
@@ -52,20 +65,21 @@ class AuxPlan:
     Times in ms per mini-batch.
     """
 
-    kind: str  # "derived", "tied", "recursive", "recursive-shared", "adapter", "whole" or "user"
+    kind: str  # "derived", "tied", "recursive", "recursive-shared", "adapter", "whole", "cut" or "user"
     init: str
     rank: int  # that runs it
     forward: float
     backward: float
     share: float  # of its stage's cost
-    budget: float  # that it was derived with, so that its share comes out as asked
+    budget: float  # the budget of its derivation, chosen so that `share` meets the requested one
     parameters: int
     parameter_bytes: int
     kept: tuple[str, ...]
     dropped: tuple[str, ...]
     thinned: tuple[str, ...]
     zeroed: tuple[str, ...]  # parameters of the model that a consistent start sets to zero
-    violation: float | None = None  # before the first step, where it was looked at
+    violation: float | None = None  # before the first step, if it was measured
+    made: str = ""  # which piece of a smaller model it is, where it was cut from one
 
 
 @dataclass(frozen=True)
@@ -80,7 +94,7 @@ class BoundaryPlan:
     source: str
     values: tuple[str, ...]
     specs: tuple[TensorSpec, ...]
-    aux: AuxPlan | None  # None where the method has none
+    aux: AuxPlan | None  # None if the method has no AuxNets
 
     @property
     def aux_rank(self) -> int:
@@ -103,9 +117,9 @@ class Plan:
     batch: int | None
     batch_free: bool
     aux_budget: float
-    aux: str  # the form of the AuxNets; "" where the method has none
+    aux: str  # the form of the AuxNets; "" if the method has none
     aux_init: str
-    width: int  # the most tensors that a boundary may carry
+    width: int  # largest number of tensors at a boundary
     units: tuple[UnitCost, ...]
     stages: tuple[StagePlan, ...]
     boundaries: tuple[BoundaryPlan, ...]
@@ -115,10 +129,26 @@ class Plan:
     serial: float
     gate: str  # "bitwise", or why the program was not checked
     tied: tuple[tuple[str, tuple[int, ...]], ...] = ()  # parameters used in several stages
-    part: float = 1.0  # of the batch: what costs were measured with
-    aux_dtype: str = ""  # what AuxNets compute in, by autocast; "" as the model does
+    part: float = 1.0  # share of the batch that costs were measured with
+    aux_dtype: str = ""  # autocast dtype of the AuxNets; "" for the model's own
     notes: tuple[str, ...] = ()
+    recipe: str = ""  # the phases of training where there are several; `method` is the one that is planned for
+    micro: int = 0  # micro-batches a step of `method` on these stages; 0: the method's default
+    batch_norm: bool = False  # whether statistics are taken over micro-batches
+    as_published: bool = False  # planned and trained with the paper's own settings
+    exact: bool = False  # training refuses what does not have plain training's gradients
+    choice: str = ""  # what the method means for gradients, memory and parameters; of the default, why it is that
     version: int = VERSION
+
+    @property
+    def cuts(self) -> tuple[int, ...]:
+        """Units before each boundary."""
+        return tuple(s.last + 1 for s in self.stages[:-1])
+
+    @property
+    def training(self) -> str:
+        """The method or recipe that a trainer runs by default."""
+        return self.recipe or self.method
 
     @property
     def heads(self) -> bool:
@@ -127,7 +157,7 @@ class Plan:
 
     @property
     def gap(self) -> float:
-        """How far the plan can be from the best one, as a share of the bound."""
+        """Upper bound on the distance from the optimum, as a share of the lower bound."""
         return max(0.0, self.step / self.lower_bound - 1) if self.lower_bound else 0.0
 
     @property
@@ -219,7 +249,7 @@ def _all(key: str, data: dict[str, Any], make: Callable[[Any], T]) -> tuple[T, .
 
 
 def _make(kind: type[T], data: dict[str, Any]) -> T:
-    """TypeError or ValueError where the data does not fit."""
+    """TypeError or ValueError if the data does not fit."""
     known = get_type_hints(kind)
     unknown, missing = set(data) - set(known), [n for n in known if n not in data and n not in OPTIONAL]
     if unknown or missing:
@@ -234,7 +264,7 @@ def _make(kind: type[T], data: dict[str, Any]) -> T:
 
 
 def _check(plan: Plan) -> None:
-    """Costs that can be, and stages that follow each other from the first unit to the last."""
+    """Check that costs are valid and that stages cover the units in order."""
     for i, unit in enumerate(plan.units):
         for name, value in asdict(unit).items():
             if name != "name" and not 0 <= value < math.inf:
@@ -250,6 +280,16 @@ def _check(plan: Plan) -> None:
         begin = stage.last + 1
     if begin != len(plan.units):
         raise ValueError(f"the last stage ends at unit {begin - 1} of {len(plan.units)}")
+    _check_ranks(plan)
+
+
+def _check_ranks(plan: Plan) -> None:
+    """AuxNets and tied parameters are on ranks that there are."""
     for k, boundary in enumerate(plan.boundaries):
         if boundary.index != k + 1 or not -1 <= boundary.aux_rank < plan.K:
             raise ValueError(f"boundaries[{k}] is boundary {boundary.index}, its AuxNet on rank {boundary.aux_rank}")
+        if boundary.aux is not None and not 0 <= boundary.aux.rank < plan.K:
+            raise ValueError(f"boundaries[{k}] has an AuxNet on rank {boundary.aux.rank} of {plan.K}")
+    for name, ranks in plan.tied:
+        if not all(0 <= rank < plan.K for rank in ranks):
+            raise ValueError(f"{name} is tied between ranks {list(ranks)} of {plan.K}")

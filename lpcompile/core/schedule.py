@@ -1,13 +1,13 @@
 """What each rank does in one step, as data: the verifier proves it, the simulator plays it, the runtime executes it.
 
-A schedule is one list of instructions a rank for the steady state of training. Every instruction belongs to one
+A schedule is one list of instructions per rank for the steady state of training. Every instruction belongs to one
 micro-batch, its `slot`, counted from the step's first one: in a skewed method rank 0 may work on slot -2 of step n,
 which is the last but one micro-batch of step n-1. All that an instruction reads and writes belongs to its own slot,
 so start and end of training need no lists of their own: what belongs to a micro-batch that does not exist is left
 out, on all ranks alike, and what is left is a schedule again.
 
 >>> schedule = penalty(plan, ScheduleOptions())
->>> print(schedule)                      # one column a rank
+>>> print(schedule)                      # one column per rank
 >>> verify(schedule)
 """
 
@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lpcompile.core.atomic_file import write_text
+from lpcompile.core.system.atomic_file import write_text
 from lpcompile.errors import ScheduleError
 
 VERSION = 1
@@ -37,6 +37,7 @@ OPS = {
     "aux_forward": "AuxNet of `boundary` makes λ",
     "recall": "λ of `boundary` from the store of samples",
     "stash": "the current weights are kept for a micro-batch's forward and backward",
+    "predict": "the weights expected after `ahead` more updates are kept for a micro-batch's forward and backward",
     "forward": "the rank's stage, from λ (or X) to X or the loss; without a graph where none is written",
     "replay": "the stage again, from its kept input with the current weights, for the backward",
     "head": "the stage's own loss from X of `boundary`, and p, its gradient there",
@@ -57,7 +58,7 @@ OPS = {
 COLLECTIVE = ("tied", "norm")
 STEPWISE = ("average", *COLLECTIVE, "step")  # once a step, not once a micro-batch
 # of the rank's own stage, at no boundary
-STAGE_OPS = ("stash", "forward", "replay", "backward", "backward_input", "backward_weight")
+STAGE_OPS = ("stash", "predict", "forward", "replay", "backward", "backward_input", "backward_weight")
 
 
 class Ref(NamedTuple):
@@ -74,7 +75,10 @@ class Ref(NamedTuple):
 
 @dataclass(frozen=True)
 class Instruction:
-    """One thing to do. `reads` and `writes` say all that it touches; messages have one Ref and a peer."""
+    """One thing to do. `reads` and `writes` say all that it touches; messages have one Ref and a peer.
+
+    ahead: updates that lie between the forward and the backward of the micro-batch whose weights are predicted.
+    """
 
     op: str
     slot: int = 0
@@ -82,6 +86,7 @@ class Instruction:
     peer: int = -1
     reads: tuple[Ref, ...] = ()
     writes: tuple[Ref, ...] = ()
+    ahead: int = 0
 
     @property
     def ref(self) -> Ref:
@@ -95,7 +100,7 @@ class Instruction:
             return f"wait {self.ref}"
         if self.op in STEPWISE:
             return self.op
-        at = f" {self.boundary}" if self.op not in STAGE_OPS else ""
+        at = f" {self.boundary}" if self.op not in STAGE_OPS else f" {self.ahead}" if self.ahead > 1 else ""
         return f"{self.op}{at}" + (f" [{self.slot:+d}]" if self.slot else "")
 
 
@@ -112,7 +117,7 @@ class Schedule:
 
     @property
     def lag(self) -> int:
-        """How many slots after its λ was made a micro-batch is finished on the last rank to do so."""
+        """The skew: slots between making λ of a micro-batch and its last instruction on any rank."""
         return max((-i.slot for rank in self.ranks for i in rank if i.op not in STEPWISE), default=0)
 
     def to_json(self) -> dict[str, Any]:
@@ -153,12 +158,13 @@ def _plain(i: Instruction) -> dict[str, Any]:
     data: dict[str, Any] = {"op": i.op, "slot": i.slot, "boundary": i.boundary, "peer": i.peer}
     for name, refs in (("reads", i.reads), ("writes", i.writes)):
         data[name] = [[r.kind, r.boundary, r.slot] for r in refs]
-    return data
+    return data | ({"ahead": i.ahead} if i.ahead else {})
 
 
 def _instruction(data: dict[str, Any]) -> Instruction:
     reads, writes = (tuple(Ref(str(k), int(b), int(s)) for k, b, s in data[name]) for name in ("reads", "writes"))
-    return Instruction(str(data["op"]), int(data["slot"]), int(data["boundary"]), int(data["peer"]), reads, writes)
+    numbers = (int(data["slot"]), int(data["boundary"]), int(data["peer"]))
+    return Instruction(str(data["op"]), *numbers, reads, writes, int(data.get("ahead", 0)))
 
 
 def moment(item: Instruction | Ref, at: int, micro: int) -> tuple[int, int]:
@@ -204,9 +210,10 @@ class Builder:
         boundary: int = 0,
         reads: Sequence[tuple[str, int]] = (),
         writes: Sequence[tuple[str, int]] = (),
+        ahead: int = 0,
     ) -> None:
         taken, made = (tuple(Ref(kind, b, slot) for kind, b in refs) for refs in (reads, writes))
-        self.items.append(Instruction(op, slot, boundary, reads=taken, writes=made))
+        self.items.append(Instruction(op, slot, boundary, reads=taken, writes=made, ahead=ahead))
 
 
 def build(method: str, micro: int, builders: Sequence[Builder]) -> Schedule:

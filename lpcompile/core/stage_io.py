@@ -75,7 +75,7 @@ class StageIO:
 
 
 def batch_of(specs: tuple[TensorSpec, ...], shapes: list[tuple[int, ...]]) -> int | None:
-    """The batch size that tensors of these shapes have; None where no dimension follows it."""
+    """The batch size that tensors of these shapes have; None if no dimension follows it."""
     for spec, shape in zip(specs, shapes, strict=True):
         for size, multiple in zip(shape, spec.batch, strict=False):
             if multiple:

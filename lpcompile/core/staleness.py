@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from lpcompile.core.method import Method
 from lpcompile.core.schedule import Instruction, Schedule, moment
 
 Time = tuple[int, int]  # step relative to the micro-batch's, position in the list
@@ -27,13 +28,21 @@ def mean_staleness(schedule: Schedule) -> tuple[float, ...]:
     return tuple(sum(found) / len(found) for found in (_delays(r, schedule.micro) or [0] for r in schedule.ranks))
 
 
+def delay_text(schedule: Schedule, method: Method) -> str:
+    """What is late in a step, in words."""
+    late = mean_staleness(schedule)
+    if any(late):
+        return f"gradients late by {', '.join(f'{n:.2g}' for n in late)} steps on ranks 0 to {len(late) - 1}"
+    return "plain training's gradients" if method.exact else "no gradient late"
+
+
 def _delays(items: Sequence[Instruction], M: int) -> list[int]:
     """For each micro-batch of a step, by how many updates its gradient is late."""
     steps = [at for at, item in enumerate(items) if item.op == "step"]
     found = []
     for c in range(M):
         mine = [(item.op, moment(item, at, M)) for at, item in enumerate(items) if item.slot % M == c]
-        met = min((time for op, time in mine if op in ("stash", "forward")), default=None)
+        met = min((time for op, time in mine if op in ("stash", "predict", "forward")), default=None)
         used = max((time for op, time in mine if op.startswith("backward")), default=None)
         if met is not None and used is not None:
             found.append(sum(_between(met, used, at) for at in steps))

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from lpcompile.core.plan import AuxPlan, BoundaryPlan, Plan, StagePlan
 
 BAR = 12  # characters of a full bar
+OVER_BUDGET = 1.15  # measured share over the budget from which a plan says so
 Item = TypeVar("Item")
 
 
@@ -53,6 +54,8 @@ def plan_text(plan: Plan) -> str:
     """The whole plan: stages, boundaries, AuxNets, predictions, notes."""
     lines = [
         f"{plan.model}: K = {plan.K} stages for method {plan.method!r}, costs {plan.cost} on {plan.device}",
+        *([f"trains by {plan.recipe}"] if plan.recipe else []),
+        *(["as published: the paper's ψ, β, noise, first weights and placement"] if plan.as_published else []),
         "",
         stage_table(plan),
     ]
@@ -88,6 +91,10 @@ def unit_table(plan: Plan) -> Table:
     """The cost of every unit, with its spread and its share of the model's cost."""
     unit = cost_unit(plan)
     total = sum(u.forward + u.backward for u in plan.units) or 1.0
+
+    def gflop(at: tuple[int, UnitCost]) -> float:
+        return at[1].forward_flops / 1e9
+
     stage_of = {i: s.index for s in plan.stages for i in range(s.first, s.last + 1)}
     columns: list[Column[tuple[int, UnitCost]]] = [
         Column("stage", lambda at: stage_of[at[0]]),
@@ -95,11 +102,13 @@ def unit_table(plan: Plan) -> Table:
         Column(f"forward {unit}", lambda at: with_spread(at[1].forward, [at[1].forward_spread])),
         Column(f"backward {unit}", lambda at: with_spread(at[1].backward, [at[1].backward_spread])),
         Column("share", lambda at: (at[1].forward + at[1].backward) / total, tenths),
-        Column("forward GFLOP", lambda at: at[1].forward_flops / 1e9, "{:.3g}".format),
+        Column("forward GFLOP", gflop, "{:.3g}".format),
         Column("parameters", lambda at: at[1].parameters, "{:,}".format),
         Column("activations", lambda at: at[1].saved_bytes, size),
         Column("output", lambda at: at[1].output_bytes, size),
     ]
+    if unit == "GFLOP":  # then it is the cost, and there already
+        columns = [column for column in columns if column.get is not gflop]
     return table_of(enumerate(plan.units), columns)
 
 
@@ -116,15 +125,19 @@ def boundary_table(plan: Plan) -> Table:
 def aux_table(plan: Plan) -> Table:
     """The AuxNet of every boundary, or the head of every stage: its host rank, its cost, its layers."""
     unit = cost_unit(plan)
+
+    def share(aux: AuxPlan) -> str:
+        return tenths(aux.share) + (" (over budget)" if _is_over(plan, aux) else "")
+
     columns: list[Column[tuple[BoundaryPlan, AuxPlan]]] = [
         Column("head of", lambda at: at[0].index - 1) if plan.heads else Column("AuxNet for", lambda at: at[0].index),
         Column("rank", lambda at: at[1].rank),
         Column(f"forward {unit}", lambda at: at[1].forward, "{:.3g}".format),
         Column(f"backward {unit}", lambda at: at[1].backward, "{:.3g}".format),
-        Column("of its stage", lambda at: at[1].share, tenths),
+        Column("of its stage", lambda at: at[1], share),
         Column("parameters", lambda at: at[1].parameters, "{:,}".format),
         Column("kind, start", lambda at: (at[1].kind, at[1].init, plan.aux_dtype), _distinct),
-        Column("made of", lambda at: at[1], _made_of),
+        Column("made of", lambda at: at[1], made_of),
     ]
     return table_of([(b, b.aux) for b in plan.boundaries if b.aux is not None], columns)
 
@@ -133,19 +146,26 @@ def _distinct(words: Iterable[str | None]) -> str:
     return ", ".join(dict.fromkeys(word for word in words if word))
 
 
-def _made_of(aux: AuxPlan) -> str:
+def made_of(aux: Any) -> str:
+    """The blocks of an AuxNet, from its plan or its record."""
+    if aux.made:
+        return str(aux.made)
     kept = ", ".join(aux.kept) if len(aux.kept) <= 3 else f"{aux.kept[0]} … {aux.kept[-1]} ({len(aux.kept)})"
     made = f"keeps {kept or 'no block'}, drops {len(aux.dropped)}" if aux.kept or aux.dropped else aux.kind
     return f"{made}; {len(aux.thinned)} layers thinned" if aux.thinned else made
 
 
 def summary(plan: Plan) -> list[str]:
-    """The predicted speedup, how close to optimal the split is, and notes."""
-    what = cost_unit(plan)
+    """What the method means, the predicted speedup, how close to optimal the split is, and notes."""
+    what, off = cost_unit(plan), uncertainty(plan)
+    known = f", of costs known to ± {percent(off)}" if off else ""
     lines = [
+        *([f"method: {plan.choice}"] if plan.choice else []),
         f"step {plan.step:.4g} {what} against {plan.serial:.4g} {what} undivided: predicted speedup {plan.rho:.2f} "
         f"of at most {plan.K}; largest stage / mean {plan.imbalance:.3f}",
-        f"optimal: lower bound {plan.lower_bound:.4g} {what}, gap {100 * plan.gap:.2f} %; checked: {plan.gate}",
+        f"optimal: lower bound {plan.lower_bound:.4g} {what}, gap {100 * plan.gap:.2f} %{known}",
+        f"one step compared with the model's own: {'equal, bitwise' if plan.gate == 'bitwise' else plan.gate}",
+        *over_budget(plan),
     ]
     violations = [(b.aux.violation, b.index) for b in plan.boundaries if b.aux and b.aux.violation is not None]
     if violations:
@@ -154,6 +174,33 @@ def summary(plan: Plan) -> list[str]:
     for name, stages in plan.tied:
         lines.append(f"tied: {name} is used in stages {', '.join(map(str, stages))}; their gradients are summed")
     return lines + [f"note: {note}" for note in plan.notes]
+
+
+def uncertainty(plan: Plan) -> float:
+    """The spread of the least certain stage's cost, as a share of the mean stage; 0 where costs are counted."""
+    spreads = [
+        math.hypot(*(x for u in plan.units[s.first : s.last + 1] for x in (u.forward_spread, u.backward_spread)))
+        for s in plan.stages
+    ]
+    mean = sum(s.forward + s.backward for s in plan.stages) / max(len(plan.stages), 1)
+    return max(spreads, default=0.0) / mean if mean else 0.0
+
+
+def over_budget(plan: Plan) -> list[str]:
+    """A line for each AuxNet that costs clearly more than its budget."""
+    found = [(b.index, b.aux) for b in plan.boundaries if b.aux is not None]
+    return [
+        f"over budget: the {'head' if plan.heads else 'AuxNet'} of boundary {k} takes {tenths(aux.share)} of its "
+        f"stage, and the budget is {tenths(plan.aux_budget)}; none smaller was found, so try another K or a larger "
+        f"budget"
+        for k, aux in found
+        if _is_over(plan, aux)
+    ]
+
+
+def _is_over(plan: Plan, aux: AuxPlan) -> bool:
+    """AuxNets that the user gave have no budget."""
+    return 0 < OVER_BUDGET * plan.aux_budget < aux.share and aux.kind not in ("user", "cut")
 
 
 def unit_range(plan: Plan, stage: StagePlan) -> str:

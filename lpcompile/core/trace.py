@@ -20,6 +20,7 @@ KINDS = {
         "recall",
         "store",
         "stash",
+        "predict",
     ),
     "wait": ("wait", "draw", "norm", "tied", "average"),  # for other ranks
     "message": ("send", "recv", "offer"),
@@ -36,6 +37,6 @@ def kind_of(name: str) -> str:
 
 
 def batch_of(event: Event, micro: int) -> int:
-    """The mini-batch that an instruction works on, which in a skewed method is not the step's."""
+    """The mini-batch that an instruction works on, which may differ from the step's in a skewed method."""
     found = SLOT.search(event[0])
     return event[2] + (int(found[1]) // micro if found else 0)

@@ -174,7 +174,7 @@ def _messages(schedule: Schedule, times: list[_Times]) -> None:
 
 
 def _offers(schedule: Schedule) -> None:
-    """Something is offered for every draw, and drawn of everything that is offered."""
+    """Every draw has an offer, and every offer has a draw."""
     ends: dict[str, dict[Channel, Node]] = {"offer": {}, "draw": {}}
     for rank, items in enumerate(schedule.ranks):
         for at, item in enumerate(items):
@@ -193,7 +193,7 @@ def _peer(schedule: Schedule, rank: int, time: Time) -> int:
 
 
 def _order(events: list[tuple[Class, Time]], length: int) -> list[tuple[Class, int]]:
-    """The messages of one period, from the first one on, as (class, how many periods later its micro-batch is)."""
+    """The messages of one period in order, each as (class, number of periods that its micro-batch is shifted by)."""
     line = {key: step * length + at for key, (step, at) in events}
     first = min(line)
     found = []
@@ -235,7 +235,7 @@ def _no_circle(schedule: Schedule, times: list[_Times]) -> None:
 
 
 def _circle(schedule: Schedule, after: dict[Node, list[Node]], stuck: set[Node]) -> str:
-    """The shortest telling of one cycle: the instructions at which it passes from one rank to another."""
+    """One cycle, reduced to the instructions at which it passes from one rank to another."""
     import networkx as nx
 
     graph = nx.DiGraph((a, b) for a in stuck for b in after[a] if b in stuck)

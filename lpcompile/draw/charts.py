@@ -23,7 +23,13 @@ LETTER = 6.2  # average width in pixels of a letter at 11 px
 
 
 def chart(
-    lines: Sequence[Curve], above: str, below: str, least: float = 0.0, unit: str = " %", name: str = "chart"
+    lines: Sequence[Curve],
+    above: str,
+    below: str,
+    least: float = 0.0,
+    unit: str = " %",
+    name: str = "chart",
+    width: int = WIDTH,
 ) -> Figure:
     """Curves named at their ends; `least` is the smallest distance of ticks on the x axis."""
     top = max((v for _, _, y, _ in lines for v in y), default=1.0)
@@ -33,13 +39,13 @@ def chart(
     bottom, ceiling, end = y_ticks[0], max(y_ticks[-1], top), max(x_ticks[-1], most)
 
     def place(x: float, y: float) -> tuple[float, float]:
-        across = LEFT + (WIDTH - LEFT - RIGHT) * x / end
+        across = LEFT + (width - LEFT - RIGHT) * x / end
         return across, HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * (y - bottom) / (ceiling - bottom or 1.0)
 
-    parts: list[Item] = [Text(0, 12, above), Text(WIDTH - RIGHT, HEIGHT - 4, below, anchor="end")]
+    parts: list[Item] = [Text(0, 12, above), Text(width - RIGHT, HEIGHT - 4, below, anchor="end")]
     for tick in y_ticks:
         y = place(0, tick)[1]
-        parts.append(Line(((LEFT, y), (WIDTH - RIGHT, y)), "grid"))
+        parts.append(Line(((LEFT, y), (width - RIGHT, y)), "grid"))
         parts.append(Text(LEFT - 6, y + 4, f"{tick:g}", anchor="end"))
     for tick in x_ticks:
         parts.append(Text(place(tick, bottom)[0], HEIGHT - BOTTOM + 15, f"{tick:g}", anchor="middle"))
@@ -51,9 +57,9 @@ def chart(
             Dot(x, y, 2.6, f"dot{shade}", f"{label}: {b:.4g}{unit} at {a:.4g}")
             for (x, y), a, b in zip(points, xs, ys, strict=True)
         ]
-        text = Text(WIDTH - RIGHT + 8, named[i] + 4, label, f"name{shade}")
+        text = Text(width - RIGHT + 8, named[i] + 4, label, f"name{shade}")
         parts.append(Group((Line(points, f"line {role}".strip()), *dots, text), hue_of(i, len(lines))))
-    return Figure(name, WIDTH, HEIGHT, tuple(parts))
+    return Figure(name, width, HEIGHT, tuple(parts))
 
 
 def ticks(low: float, high: float, least: float = 0.0) -> list[float]:

@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lpcompile.core.atomic_file import write_text
+from lpcompile.core.system.atomic_file import write_text
 from lpcompile.errors import UsageError
 
 if TYPE_CHECKING:

@@ -19,3 +19,12 @@ def shortened(reason: str) -> str:
     """The first line of a reason, cut to fit into a table."""
     first = reason.splitlines()[0]
     return first if len(first) <= MAX_REASON else f"{first[:MAX_REASON]}…"
+
+
+def without_empty(
+    headers: Sequence[str], rows: Sequence[Sequence[str]]
+) -> tuple[list[str], list[list[str]], list[str]]:
+    """The table without the columns that have a value in no row, and the headers of these."""
+    empty = [i for i in range(1, len(headers)) if rows and all(row[i] in (NO_VALUE, "") for row in rows)]
+    kept = [i for i in range(len(headers)) if i not in empty]
+    return [headers[i] for i in kept], [[row[i] for i in kept] for row in rows], [headers[i] for i in empty]

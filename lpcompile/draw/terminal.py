@@ -1,6 +1,6 @@
 """Text on a terminal: tables fitted to its width, with colour. Piped text is unchanged.
 
->>> show(plan_text(plan))                                    # to stdout, as that is
+>>> show(plan_text(plan))                                    # to stdout, in its own look
 >>> print(styled(plan_text(plan), Look(80, colour=True)))    # as on a terminal of 80 columns
 
 Colour follows NO_COLOR, FORCE_COLOR and TERM=dumb.

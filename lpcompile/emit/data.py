@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from typing import Any
 
@@ -42,12 +43,31 @@ def describe(program: Any, parts: dict[str, Any]) -> dict[str, Any]:
         "io": {n: {MODES[m]: io_to_json(io) for m, io in part._lp_io.items()} for n, part in parts.items()},
         "training": program.module.training,
         "modes": {p: m.training for p, m in program.module.named_modules() if m.training != program.module.training},
+        "frozen_modes": frozen_modes(program.module),
         "modules": modules_to_json(program.module),
         "keys": list(program.module.state_dict()),
         "shared": shared(parts),
         "ties": ties(parts),
         "strides": {name: strides(part) for name, part in parts.items()},
     }
+
+
+def frozen_modes(model: nn.Module) -> dict[str, list[str]]:
+    """Modules that stay in the other mode after `model.train()` and after `model.eval()`, where a module has its own
+    `train` (to keep BatchNorm frozen, say). It is called on a copy without data: it may also change weights.
+    """
+    if all(type(m).train is nn.Module.train for m in model.modules()):
+        return {}
+    memo: dict[int, Any] = {}
+    for tensor in (*model.parameters(), *model.buffers()):
+        empty = tensor.detach().to("meta")
+        memo[id(tensor)] = nn.Parameter(empty, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else empty
+    twin = copy.deepcopy(model, memo)
+    found = {}
+    for mode, name in MODES.items():
+        twin.train(mode)
+        found[name] = [path for path, module in twin.named_modules() if module.training != mode]
+    return found
 
 
 def modules_to_json(model: nn.Module) -> list[dict[str, Any]]:

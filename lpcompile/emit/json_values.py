@@ -19,8 +19,8 @@ import torch
 import torch.utils._pytree as pytree
 
 from lpcompile.errors import EmitError
-from lpcompile.passes.codegen.values import Unprintable, location
-from lpcompile.passes.graph.tree import NAMED_TUPLE, Tree, _fields, _is_namedtuple, flatten
+from lpcompile.passes.codegen.text.values import Unprintable, location
+from lpcompile.passes.graph.tree import NAMED_TUPLE, Tree, fields_of, flatten, is_namedtuple
 
 OPAQUE = "opaque"  # a default that is no data: it equals nothing that a caller passes
 _TORCH = (torch.dtype, torch.layout, torch.memory_format)
@@ -66,7 +66,7 @@ def _container(value: Any, what: str) -> Any:
         return {"slice": [encode(v, what) for v in (value.start, value.stop, value.step)]}
     if kind is torch.Size:
         return {"size": list(value)}
-    if kind in pytree.SUPPORTED_NODES or _is_namedtuple(value):
+    if kind in pytree.SUPPORTED_NODES or is_namedtuple(value):
         node = pytree.SUPPORTED_NODES[kind if kind in pytree.SUPPORTED_NODES else NAMED_TUPLE]
         children, context = node.flatten_fn(value)
         return {"node": _named(kind, what), "children": [encode(c, what) for c in children],
@@ -77,7 +77,7 @@ def _container(value: Any, what: str) -> Any:
         return {"mapping": _named(kind, what), "items": [[encode(k, what), encode(v, what)] for k, v in value.items()]}
     if callable(value) and hasattr(value, "__qualname__"):
         return {"class": _named(value, what)}
-    fields = _fields(value)
+    fields = fields_of(value)
     if dataclasses.is_dataclass(value) or fields or type(value).__init__ is object.__init__:
         return {"object": _named(kind, what), "fields": {k: encode(v, what) for k, v in fields.items()}}
     raise EmitError(

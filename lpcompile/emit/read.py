@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import logging
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from lpcompile.core.plan import Plan
+from lpcompile.core.system import checksum
 from lpcompile.emit.data import FORMAT_VERSION, MODES, io_from_json, signature_from_json
 from lpcompile.emit.json_values import decode, tree_from_json
 from lpcompile.emit.support import at, get, load_tensors, make_part, put, share, tie
@@ -27,6 +29,7 @@ from lpcompile.passes.graph.tree import Tree
 from lpcompile.passes.split.split import Stage, StageIO
 from lpcompile.program import Compiled, Program
 
+log = logging.getLogger("lpcompile")
 _AGAIN = "emit the program again"
 _serial = itertools.count()
 
@@ -61,6 +64,20 @@ class LoadedCapture:
         raise AttributeError(f"a loaded program has no undivided graph ({name!r}); compile the model itself for that")
 
 
+class LoadedModel(nn.Module):
+    """The emitted model. Modules that its own `train` kept in the other mode stay in it."""
+
+    _lp_frozen: dict[str, list[str]]
+
+    def train(self, mode: bool = True) -> LoadedModel:
+        super().train(mode)
+        frozen = set(self._lp_frozen.get(MODES[mode], ()))
+        for path, module in self.named_modules():
+            if path in frozen:
+                module.training = not mode
+        return self
+
+
 class LoadedStage:
     """Mixin that makes an emitted module a stage."""
 
@@ -81,24 +98,41 @@ class LoadedStage:
 def load(directory: str | Path) -> Program:
     """The program in a folder that `program.emit` wrote: the same plan, outputs, gradients and keys, bitwise.
 
-    It imports the Python files of the folder: load only what you would run.
+    It imports the Python files of the folder: load only what you would run. Code may be edited, which is said; a file
+    of weights or data that is not as it was written is refused.
     """
     folder = Path(directory)
     data = _model_json(folder)
+    reason = checksum.damage(folder, data.get("checksums", {}))
+    if reason is not None:
+        raise EmitError(f"{folder} is damaged: {reason}; {_AGAIN}")
     plan = Plan.load(folder / "plan.json")
     if plan.hash != data.get("plan"):
         raise EmitError(f"{folder / 'plan.json'} is not the plan that this folder was emitted with; {_AGAIN}")
+    changed = checksum.damage(folder, data.get("code", {}))
+    if changed is not None:
+        log.warning("%s: %s; %s unless you edited it", folder, changed, _AGAIN)
     try:
         return _load(folder, data, plan)
     except LpError:
         raise
-    except (ImportError, SyntaxError) as error:
+    except (ImportError, SyntaxError, NameError) as error:
         raise EmitError(
             f"the code in {folder} cannot be imported ({type(error).__name__}: {error}); install the package that the "
             f"model's layers come from, or {_AGAIN}"
         ) from error
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
-        raise EmitError(f"{folder / 'model.json'} is broken ({type(error).__name__}: {error}); {_AGAIN}") from error
+        what = f"{folder}: {changed}" if changed is not None else f"{folder / 'model.json'} is broken"
+        raise EmitError(f"{what} ({type(error).__name__}: {error}); {_AGAIN}") from error
+
+
+def damage(folder: Path) -> str | None:
+    """The file of an emitted program whose checksum is another one, and why it is not whole; None if it is."""
+    try:
+        data = _model_json(folder)
+        return checksum.damage(folder, data.get("checksums", {})) or checksum.damage(folder, data.get("code", {}))
+    except LpError as error:
+        return str(error)
 
 
 def _model_json(folder: Path) -> dict[str, Any]:
@@ -116,6 +150,8 @@ def _model_json(folder: Path) -> dict[str, Any]:
         version = data.get("version") if isinstance(data, dict) else None
         reads = f"this lpcompile reads {FORMAT_VERSION}"
         raise EmitError(f"{folder} has version {version!r} of the format, {reads}; {_AGAIN}")
+    if data.get(checksum.OWN, checksum.of_data(data)) != checksum.of_data(data):
+        raise EmitError(f"{folder / 'model.json'} has another SHA-256 than when it was written; {_AGAIN}")
     return data
 
 
@@ -129,10 +165,13 @@ def _load(folder: Path, data: dict[str, Any], plan: Plan) -> Program:
     stages = [parts[f"stage_{k}"] for k in range(data["K"])]
     rest = folder / "weights" / "unused.safetensors"
     model = _reassemble(plan.model, data["modules"], stages, load_file(rest) if rest.exists() else {})
+    model.__dict__["_lp_frozen"] = data.get("frozen_modes", {})
     model.training = data["training"]
     for path, module in model.named_modules():
         module.training = data["modes"].get(path, data["training"])
     for part in parts.values():
+        for path, module in part.named_modules() if part not in stages else ():
+            module.training = data["modes"].get(path, data["training"])
         part.__dict__["_lp_links"] = follow(part, model) if part in stages else []
         part._lp_use_mode(data["training"])
     trees = {mode: tree_from_json(data["outputs"][name]) for mode, name in MODES.items()}
@@ -147,7 +186,8 @@ def _load(folder: Path, data: dict[str, Any], plan: Plan) -> Program:
     )
     kind, what = ("head", "heads") if plan.heads else ("auxnet", "AuxNets")
     nets = cast("tuple[AuxNet, ...]", tuple(parts[f"{kind}_{k}"] for k in range(len(parts) - len(stages))))
-    if len(nets) != sum(b.aux is not None for b in plan.boundaries):
+    needed = plan.aux or plan.heads  # others are written for whoever wants them
+    if len(nets) != plan.K - 1 and (nets or needed):
         raise EmitError(f"{folder} has {len(nets)} {what}, its plan another number; {_AGAIN}")
     if list(model.state_dict()) != data["keys"]:
         raise EmitError(f"the stages in {folder} do not add up to the model that was emitted; {_AGAIN}")
@@ -210,7 +250,7 @@ def _reassemble(
     name: str, modules: list[dict[str, Any]], stages: list[nn.Module], rest: dict[str, torch.Tensor]
 ) -> nn.Module:
     """The model's module tree, in its order: layers are those of the stages, containers plain modules."""
-    model: nn.Module = type(name if name.isidentifier() else "Model", (nn.Module,), {})()
+    model: nn.Module = type(name if name.isidentifier() else "Model", (LoadedModel,), {})()
     layers: dict[str, nn.Module] = {}
     for stage in stages:
         layers.update({p: m for p, m in stage.named_modules(remove_duplicate=False) if _is_layer(m)})

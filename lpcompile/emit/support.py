@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import json
 from pathlib import Path
@@ -52,6 +53,11 @@ def make_part(name: str, folder: Path = HERE, module: str | None = None) -> Any:
 def load_tensors(name: str, folder: Path = HERE) -> dict[str, torch.Tensor]:
     """Tensors of a part, each copied out of the file: some CPU kernels add in another order at unaligned addresses."""
     files = (folder / "weights" / f"{name}.safetensors", folder / "weights" / f"{name}.buffers.safetensors")
+    known = json.loads((folder / "model.json").read_text()).get("checksums", {})
+    for file in files:
+        expected = known.get(f"weights/{file.name}")
+        if expected and hashlib.sha256(file.read_bytes()).hexdigest() != expected["sha256"]:
+            raise ValueError(f"{file} is damaged: it has another SHA-256 than when it was written; emit it again")
     return {key: tensor.clone() for file in files if file.exists() for key, tensor in load_file(file).items()}
 
 

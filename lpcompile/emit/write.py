@@ -16,10 +16,12 @@ from typing import Any
 from safetensors.torch import save_file
 
 from lpcompile.core.plan import Plan
+from lpcompile.core.system import checksum
 from lpcompile.emit.data import describe, unused, weights
 from lpcompile.errors import UsageError
-from lpcompile.passes.codegen.names import prose
+from lpcompile.passes.capture.captured import Captured
 from lpcompile.passes.codegen.source import stage_source
+from lpcompile.passes.codegen.text.names import prose
 from lpcompile.passes.split.split import StageIO
 from lpcompile.runtime.engine.schedules import default_schedule
 
@@ -29,6 +31,11 @@ TITLES = {"stage": "Stage", "auxnet": "AuxNet", "head": "Head"}
 
 def emit(program: Any, directory: str | Path, *, overwrite: bool = False) -> Path:
     """Write the program to `directory`; with `overwrite`, in place of one that emit wrote there before."""
+    if not isinstance(program.captured, Captured):
+        raise UsageError(
+            "a program that was loaded from emitted code is not emitted again: copy its folder, or load its "
+            "state_dict() into the model, compile that and emit it"
+        )
     target = Path(directory).resolve()
     check_target(target, overwrite)
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -55,7 +62,7 @@ def run_files(program: Any) -> dict[str, str]:
 def program_parts(program: Any) -> dict[str, Any]:
     """The modules by the name of their file: stages, and AuxNets or heads."""
     parts = {f"stage_{k}": stage for k, stage in enumerate(program.stages)}
-    parts |= {f"auxnet_{k}": aux for k, aux in enumerate(getattr(program, "auxnets", ()) or ())}
+    parts |= {f"auxnet_{k}": aux for k, aux in enumerate(() if program.plan.heads else program.auxnets)}
     return parts | {f"head_{k}": head for k, head in enumerate(program.heads if program.plan.heads else ())}
 
 
@@ -116,18 +123,25 @@ def _write(program: Any, folder: Path) -> None:
     if rest:
         save_file(rest, folder / "weights" / "unused.safetensors")
     plan.save(folder / "plan.json")
-    (folder / MARKER_FILE).write_text(json.dumps(describe(program, parts), indent=1) + "\n")
     (folder / "support.py").write_text(Path(__file__).with_name("support.py").read_text())
     (folder / "README.md").write_text(_readme(program, parts))
     for name, text in run_files(program).items():
         (folder / name).write_text(text)
+    data = sorted(f"weights/{file.name}" for file in (folder / "weights").iterdir())
+    data += sorted(file.name for file in folder.glob("*.json"))
+    code = sorted(file.name for file in folder.glob("*.py"))
+    described = {**describe(program, parts), "checksums": checksum.sums(folder, data)}
+    described["code"] = checksum.sums(folder, code)
+    described[checksum.OWN] = checksum.of_data(described)
+    (folder / MARKER_FILE).write_text(json.dumps(described, indent=1) + "\n")
 
 
 def part_source(program: Any, name: str, part: Any) -> str:
     """The source of one of `program_parts`."""
     kind, _, k = name.partition("_")
     title = f"{TITLES[kind]}{k}"
-    return stage_source(part, program.module, title, part_doc(program, kind, int(k), part))
+    origin = getattr(part, "_lp_origin", ()) or (program.module,)
+    return stage_source(part, origin[0], title, part_doc(program, kind, int(k), part))
 
 
 def part_doc(program: Any, kind: str, k: int, part: Any) -> list[str]:
@@ -167,6 +181,7 @@ def aux_doc(plan: Plan, k: int) -> list[str]:
         return []
     made = [f"keeps {', '.join(aux.kept) or 'none'} of {len(aux.kept) + len(aux.dropped)} blocks"]
     made += [f"thinned: {', '.join(aux.thinned)}"] if aux.thinned else []
+    made = [aux.made] if aux.made else made
     lines = textwrap.wrap(f"{aux.kind}, {aux.init}; {'; '.join(made)}.", 100)
     return [*lines, f"It costs {100 * aux.share:.1f} % of the stage and runs on rank {aux.rank}."]
 

@@ -24,7 +24,7 @@ from lpcompile.models.resnet import (
     resnet56,
     resnet110,
 )
-from lpcompile.models.transformer import GPT, VisionTransformer, gpt_tiny, vit_s16_96
+from lpcompile.models.transformer import GPT, VisionTransformer, gpt_30m, gpt_tiny, vit_s16_96
 from lpcompile.models.wide_resnet import (
     WideResNet,
     wide_resnet16_4,
@@ -36,10 +36,11 @@ from lpcompile.models.wide_resnet import (
 __all__ = [
     "GPT",
     "REGISTRY",
-    "Entry",
+    "BuiltInModel",
     "ResNet",
     "VisionTransformer",
     "WideResNet",
+    "gpt_30m",
     "gpt_tiny",
     "preact_resnet20",
     "preact_resnet110",
@@ -57,7 +58,7 @@ __all__ = [
 
 
 @dataclass(frozen=True)
-class Entry:
+class BuiltInModel:
     """A built-in model: its factory and the input it expects, without the batch dimension.
 
     `vocabulary` is set for models that take token ids instead of floats.
@@ -75,8 +76,8 @@ class Entry:
         return torch.randint(self.vocabulary, (batch, *self.input_shape), generator=generator)
 
 
-REGISTRY: dict[str, Entry] = {
-    factory.__name__: Entry(factory)
+REGISTRY: dict[str, BuiltInModel] = {
+    factory.__name__: BuiltInModel(factory)
     for factory in (
         resnet20,
         resnet32,
@@ -91,5 +92,6 @@ REGISTRY: dict[str, Entry] = {
         wide_resnet40_10,
     )
 }
-REGISTRY["vit_s16_96"] = Entry(vit_s16_96, (3, 96, 96))
-REGISTRY["gpt_tiny"] = Entry(gpt_tiny, (64,), vocabulary=256)
+REGISTRY["vit_s16_96"] = BuiltInModel(vit_s16_96, (3, 96, 96))
+REGISTRY["gpt_tiny"] = BuiltInModel(gpt_tiny, (64,), vocabulary=256)
+REGISTRY["gpt_30m"] = BuiltInModel(gpt_30m, (64,), vocabulary=2048)

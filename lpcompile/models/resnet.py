@@ -143,7 +143,7 @@ def resnet32(**kwargs: Any) -> ResNet:
 
 
 def resnet54(**kwargs: Any) -> ResNet:
-    """The paper's ResNet-54: see the head of this file."""
+    """The paper's ResNet-54: see the module's docstring."""
     return ResNet(56, **kwargs)
 
 

@@ -140,3 +140,11 @@ def vit_s16_96(**kwargs: Any) -> VisionTransformer:
 def gpt_tiny(**kwargs: Any) -> GPT:
     """Four blocks of width 64 over bytes: small enough to train in a test."""
     return GPT(**kwargs)
+
+
+def gpt_30m(**kwargs: Any) -> GPT:
+    """Twelve blocks of width 448 over 2048 tokens, with a head of its own: 31 million parameters.
+
+    A tied head would be trained by the first and the last stage, which then exchange its gradient in every step.
+    """
+    return GPT(2048, 64, **{"dim": 448, "depth": 12, "heads": 7, "tied": False, **kwargs})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,25 +12,28 @@ import torch
 from lpcompile.core.cost import Profile
 from lpcompile.core.method import Method
 from lpcompile.core.plan import Plan
-from lpcompile.core.progress import within
+from lpcompile.core.system.progress import within
 from lpcompile.errors import PlanError
 from lpcompile.passes.auxnet.measure import effort_for
 from lpcompile.passes.capture.captured import Captured
 from lpcompile.passes.capture.explain import has_meta
 from lpcompile.passes.graph.batch import batch_size, resized
+from lpcompile.passes.graph.untouched import untouched
 from lpcompile.passes.partition.evaluate import Partition
+from lpcompile.passes.profile.profile import cache_directory, cache_key
 from lpcompile.passes.profile.split_backward_cost import BackwardShares, split_shares
 from lpcompile.passes.split.cuts import Cut
 from lpcompile.passes.split.split import Stage, split
 from lpcompile.passes.split.units import Unit
-from lpcompile.planning.auxnets import CostedNet, NodeCosts, make_auxnets, node_costs, start, violations
-from lpcompile.planning.fit import fit_auxnets
-from lpcompile.planning.heads import make_heads
+from lpcompile.planning.auxiliary.auxnets import CostedNet, NodeCosts, make_auxnets, node_costs, start, violations
+from lpcompile.planning.auxiliary.fit import fit_auxnets
+from lpcompile.planning.auxiliary.heads import make_heads
 from lpcompile.planning.options import Options
 from lpcompile.planning.partition import auto_stages, evaluate, partition
 from lpcompile.runtime.methods import get_method
 
-MAX_ROUNDS = 3  # of splitting by the real cost of the AuxNets
+UNCHAINED = "pipedream"  # a method whose step is the longest stage: its splits are balanced without AuxNets
+MAX_ROUNDS = 3  # rounds of splitting by the real cost of the AuxNets
 NEXT_ROUND_STEP = 0.97  # another round must promise a step of at most this share
 MEASURED_ROUND_STEP = 0.99  # the same for a round in which AuxNets are measured again
 
@@ -67,7 +71,9 @@ def follow_plan(captured: Captured, found: list[Unit], costs: Profile, plan: Pla
         else:
             made = make_auxnets(captured._lp.model, stages, prices, options.aux, budgets=budgets)
         for m, boundary in zip(made, plan.boundaries, strict=True):
-            if boundary.aux is not None and (m.aux.record.kind == "user") != (boundary.aux.kind == "user"):
+            kinds = {m.aux.record.kind, boundary.aux.kind} if boundary.aux is not None else set()
+            if len(kinds) > 1 and kinds & {"user", "cut"}:
+                assert boundary.aux is not None
                 raise PlanError(
                     f"the AuxNet of boundary {boundary.index} is {boundary.aux.kind} in the plan and "
                     f"{m.aux.record.kind} here: pass the same auxnet= as when the plan was made"
@@ -94,10 +100,16 @@ def plan_program(
     best, model = plan_stages(costs, options), captured._lp.model
     if options.aux is None or best.K == 1 or not options.traits.has_aux:
         stages = _split(captured, found, best)
-        apart = options.traits.splits_backward and options.cost == "measured" and best.K > 1
+        apart = options.traits.splits_backward and options.cost == "measured" and best.K > 1 and not options.compile
         options.progress(0.6, "measuring backward in two parts" if apart else "")
-        few, repeats = _as_measured(costs, tensors), effort_for(2 * costs.step).repeats
-        return Arrangement(best, stages, (), splits=split_shares(stages, few, repeats) if apart else ())
+        cached = _split_file(captured, found, best, tensors, options) if apart and options.cache else None
+        few, repeats = (
+            _as_measured(costs, tensors),
+            effort_for(2 * costs.step, seconds=options.calibration_seconds).repeats,
+        )
+        with untouched(model, captured._lp.written):
+            splits = split_shares(stages, few, repeats, cached) if apart else ()
+        return Arrangement(best, stages, (), splits=splits)
     prices = node_costs(captured, found, costs)
     tried: list[Arrangement] = []
     for _ in range(MAX_ROUNDS):
@@ -108,10 +120,13 @@ def plan_program(
         else:
             made = make_auxnets(model, stages, prices, options.aux)
         shares = [m.total for m in made]
-        again = partition(costs, best.K, **{**options.planner(), "aux_budget": shares})
-        real = _hosted(costs, best, _terms(options, shares))
+        again = _split_for(costs, best.K, shares, options)
+        real = _hosted(costs, best, _terms(options, shares), options.placement)
         real = replace(real, lower_bound=min(real.step, again.lower_bound))
-        tried.append(Arrangement(real if again.cuts != best.cuts else again, stages, tuple(made)))
+        settled = again.cuts == best.cuts and (options.balance, options.placement) == ("work", "best")
+        tried.append(
+            Arrangement(again if settled else real, stages, tuple(made))
+        )  # `again` has hosts of its own choice
         if again.cuts == best.cuts or again.step > real.step * NEXT_ROUND_STEP:
             break
         best = again
@@ -119,6 +134,14 @@ def plan_program(
     if options.cost == "measured" and not options.traits.heads:
         return _measured(captured, found, costs, arrangement, prices, _as_measured(costs, tensors), options)
     return arrangement
+
+
+def _split_file(
+    captured: Captured, found: list[Unit], best: Partition, tensors: list[torch.Tensor], options: Options
+) -> Path:
+    """Where the cache keeps the shares of split backwards, for these stages."""
+    name = f"{cache_key(captured, found, tensors, options.threads, 1.0)}-{'-'.join(map(str, best.cuts))}"
+    return cache_directory() / f"{name}-split.json"
 
 
 def _measured(
@@ -132,18 +155,19 @@ def _measured(
 ) -> Arrangement:
     """AuxNets sized by measured time, and the best split for the measured cost."""
     assert options.aux is not None
-    model, effort = captured._lp.model, effort_for(costs.step, within(options.progress, 0.6, 0.95))
+    model, effort = (
+        captured._lp.model,
+        effort_for(costs.step, within(options.progress, 0.6, 0.95), options.calibration_seconds),
+    )
     tried: list[Arrangement] = []
     split, stages = arrangement.best, arrangement.stages
     for _ in range(1 if effort.slow else 2):
 
         def price(made: Sequence[CostedNet], split: Partition = split) -> Partition:
-            return _hosted(costs, split, _terms(options, _run(made, split, options.traits, costs)))
+            return _hosted(costs, split, _terms(options, _run(made, split, options.traits, costs)), options.placement)
 
         fitted, real = fit_auxnets(model, stages, prices, options.aux, tensors, effort, price)
-        again = partition(
-            costs, split.K, **{**options.planner(), "aux_budget": _run(fitted, split, options.traits, costs)}
-        )
+        again = _split_for(costs, split.K, _run(fitted, split, options.traits, costs), options)
         bound = min(real.step, split.lower_bound, again.lower_bound)
         tried.append(Arrangement(replace(real, lower_bound=bound), stages, fitted))
         if again.cuts == split.cuts or again.step > real.step * MEASURED_ROUND_STEP:
@@ -153,7 +177,7 @@ def _measured(
 
 
 def _as_measured(costs: Profile, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """The number of samples with which units were measured."""
+    """Inputs with as many samples as the units were measured with."""
     return resized(tensors, costs.samples) if costs.samples else tensors
 
 
@@ -177,14 +201,33 @@ def begin(captured: Captured, arrangement: Arrangement, tensors: list[torch.Tens
     return replace(arrangement, violations=_violations(captured, arrangement, tensors, options))
 
 
-def _hosted(costs: Profile, best: Partition, terms: dict[str, Any]) -> Partition:
+def _split_for(costs: Profile, K: int, shares: Sequence[float] | float, options: Options) -> Partition:
+    """The best split with AuxNets of these shares; or the best without them, priced with them."""
+    given = {**options.planner(), "aux_budget": shares}
+    if options.balance == "work":
+        return partition(costs, K, **given)
+    bare = partition(costs, K, **{**given, "method": UNCHAINED, "aux_budget": 0.0})
+    each = list(shares) if isinstance(shares, Sequence) else [shares] * (K - 1)
+    return evaluate(costs, bare.cuts, None, **_terms(options, each))
+
+
+def _hosted(costs: Profile, best: Partition, terms: dict[str, Any], placement: str = "best") -> Partition:
     """The same split with the better host rank for each AuxNet, below or above its boundary."""
-    best = evaluate(costs, best.cuts, best.aux_ranks, **terms)
-    movable = terms["aux"] != "tied" and not get_method(best.method).heads
-    for k in range(best.K - 1) if movable else ():
+    if placement == "below":
+        return evaluate(costs, best.cuts, list(range(best.K - 1)), **terms)
+    if terms["aux"] == "tied" or get_method(best.method).heads:
+        return evaluate(costs, best.cuts, best.aux_ranks, **terms)
+    starts = [best.aux_ranks, *([range(1, best.K)] if get_method(best.method).has_aux else [])]
+    return min((_moved(costs, best.cuts, list(ranks), terms) for ranks in starts), key=lambda found: found.step)
+
+
+def _moved(costs: Profile, cuts: Sequence[int], ranks: list[int], terms: dict[str, Any]) -> Partition:
+    """From these hosts on, each AuxNet in turn on the other side of its boundary where that is faster."""
+    best = evaluate(costs, cuts, ranks, **terms)
+    for k in range(best.K - 1):
         ranks = list(best.aux_ranks)
         ranks[k] = 2 * k + 1 - ranks[k]
-        other = evaluate(costs, best.cuts, ranks, **terms)
+        other = evaluate(costs, cuts, ranks, **terms)
         best = other if other.step < best.step else best
     return best
 
@@ -224,4 +267,4 @@ def small_batch(captured: Captured, tensors: list[torch.Tensor]) -> list[torch.T
 def plan_stages(costs: Profile, options: Options) -> Partition:
     if options.K == "auto":
         return auto_stages(costs, **options.planner())
-    return partition(costs, int(options.K), **options.planner())
+    return _split_for(costs, int(options.K), options.planner()["aux_budget"], options)

@@ -10,12 +10,14 @@ from torch import nn
 
 from lpcompile.core.method import Method
 from lpcompile.core.plan import Plan
-from lpcompile.core.progress import Progress, silent
+from lpcompile.core.system.progress import Progress, silent
 from lpcompile.errors import UsageError
+from lpcompile.passes.auxnet.measure import CALIBRATION_SECONDS
 from lpcompile.passes.partition.evaluate import Link
 from lpcompile.passes.partition.options import Pins
+from lpcompile.passes.profile.measure import MEASURING_SECONDS
 from lpcompile.passes.profile.profile import SOURCES
-from lpcompile.planning.auxnets import AuxOptions
+from lpcompile.planning.auxiliary.auxnets import AuxOptions
 from lpcompile.runtime.methods import get_method
 
 
@@ -41,13 +43,20 @@ class Options:
     gate: bool = True
     progress: Progress = silent
     cache: bool = True
+    placement: str = "best"  # host ranks of AuxNets: the better one, or always the one "below" the boundary
+    balance: str = "work"  # stages are balanced with the AuxNets' "work", or as "stages" alone
+    as_published: bool = False
+    exact: bool = False
+    measure_seconds: float = MEASURING_SECONDS
+    compile: bool = False  # costs are of units that torch.compile made
+    recipe: str = ""  # the phases of training; "" where there is only `method`
 
     @property
     def traits(self) -> Method:
         return get_method(self.method)
 
     def checked(self) -> Options:
-        """Itself; UsageError where a value has no meaning."""
+        """Return itself, or raise UsageError for an invalid value."""
         K, max_width, threads = self.K, self.max_width, self.threads
         if self.cost not in SOURCES:
             raise UsageError(f"cost={self.cost!r} is not one of {', '.join(SOURCES)}")
@@ -57,18 +66,47 @@ class Options:
             raise UsageError(f"max_width={max_width!r} is neither a number of tensors (1 or more) nor 'auto'")
         if threads is not None and (not isinstance(threads, int) or threads < 1):
             raise UsageError(f"threads={threads!r} is not a number of threads (1 or more)")
+        for name, value, known in (
+            ("placement", self.placement, ("best", "below")),
+            ("balance", self.balance, ("work", "stages")),
+        ):
+            if value not in known:
+                raise UsageError(f"{name}={value!r} is not one of {', '.join(known)}")
+        if self.as_published and not self.traits.aux:
+            raise UsageError(
+                f"as_published=True is the paper's method, with auxiliary variables, and {self.method!r} has none; "
+                f"leave method out, or name 'penalty', 'lagrangian' or 'penalty-stored'"
+            )
+        seconds = self.measure_seconds
+        if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not seconds > 0:
+            raise UsageError(f"measure_seconds={seconds!r} is not a number of seconds above 0")
         if self.aux is not None:
             self.aux.check()
         return self
 
+    @property
+    def calibration_seconds(self) -> float:
+        """For AuxNets, or for the two parts of a split backward."""
+        return self.measure_seconds * CALIBRATION_SECONDS / MEASURING_SECONDS
+
     def following(self, plan: Plan) -> Options:
-        """The options that make the stages and AuxNets of this plan again."""
+        """Options that reproduce the stages and AuxNets of this plan."""
         aux = self.aux
         if aux is not None:
             aux = AuxOptions(
                 plan.aux_budget, plan.aux or aux.form, plan.aux_init or aux.init, aux.given, plan.aux_dtype
             )
-        return replace(self, K=plan.K, cost=plan.cost, method=plan.method, max_width=plan.width, plan=plan, aux=aux)
+        return replace(
+            self,
+            K=plan.K,
+            cost=plan.cost,
+            method=plan.method,
+            max_width=plan.width,
+            plan=plan,
+            aux=aux,
+            as_published=plan.as_published,
+            exact=plan.exact,
+        )
 
     def planner(self) -> dict[str, Any]:
         """Keyword arguments of `partition`."""

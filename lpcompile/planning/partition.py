@@ -34,5 +34,5 @@ def evaluate(
 
 
 def auto_stages(profile: Profile, *, method: str = DEFAULT, **options: Any) -> Partition:
-    """The split that K="auto" means."""
+    """The split for K="auto"."""
     return planner.auto_stages(profile, method=get_method(method), **options)

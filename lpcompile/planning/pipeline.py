@@ -14,32 +14,39 @@ import sys
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
 from lpcompile.core.cost import Profile
-from lpcompile.core.method import BatchFacts
 from lpcompile.core.plan import Plan
-from lpcompile.core.progress import within
+from lpcompile.core.system.progress import within
+from lpcompile.errors import GateError
+from lpcompile.passes.auxnet.smaller import SmallerModel
 from lpcompile.passes.auxnet.zeroing import refuse_trained
 from lpcompile.passes.capture.capture import capture
 from lpcompile.passes.capture.captured import Captured
 from lpcompile.passes.capture.explain import has_meta
+from lpcompile.passes.capture.record.refusal import SIZED_BY_DATA
 from lpcompile.passes.capture.record.values import is_library
 from lpcompile.passes.capture.signature import rebuilder
 from lpcompile.passes.graph.batch import batch_size, resized
-from lpcompile.passes.profile.flops import flops_profile
 from lpcompile.passes.profile.profile import profile
-from lpcompile.passes.split.gate import gate, staged
+from lpcompile.passes.split.gate import ModelFails, gate, gate_second_call, staged
 from lpcompile.passes.split.split import Stage
 from lpcompile.passes.split.units import Unit
 from lpcompile.planning import arrange, artefact_text, print_after
 from lpcompile.planning.arrange import Arrangement
+from lpcompile.planning.balance import how_unsure, why_uneven
+from lpcompile.planning.choice import choice
+from lpcompile.planning.micro_choice import choose_micro
 from lpcompile.planning.options import Options
 from lpcompile.planning.plan_rows import make_plan
 from lpcompile.planning.unit_choice import choose_units
+
+RANDOM_SEEDS = 4  # of the gate, where a module that was kept whole may draw
 
 Tensors = list[torch.Tensor]
 Artefacts = dict[str, Any]
@@ -67,7 +74,8 @@ class Pass:
 
 def run_passes(passes: Sequence[Pass], artefacts: Artefacts) -> Artefacts:
     """All artefacts after the last pass, by name."""
-    shown = print_after.requested([p.name for p in passes], [p.name for p in (*PASSES, *FOLLOW_PASSES)])
+    known = list(dict.fromkeys(p.name for p in (*PASSES, *FOLLOW_PASSES)))
+    shown = print_after.requested([p.name for p in passes], known)
     for each in passes:
         made = each.run(**{name: artefacts[name] for name in each.needs})
         artefacts = {**artefacts, **dict(zip(each.ensures, made, strict=True))}
@@ -86,6 +94,8 @@ def capture_model(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
         if "the program does not" in note:
             warn_user(note)
     if options.aux is not None:
+        if isinstance(options.aux.given, SmallerModel):
+            options.aux.given.capture(lambda smaller: capture_call(smaller, args, kwargs, options))
         options = replace(options, aux=replace(options.aux, batch_free=captured._lp.batch_free))
     tensors = captured._lp.signature.flat(args, {**kwargs, **(options.concrete_args or {})})
     return captured, tensors, options
@@ -107,15 +117,15 @@ def cut_into_units(captured: Captured, options: Options) -> tuple[list[Unit], in
     return choose_units(captured, options)
 
 
-def take_sample(captured: Captured, units: list[Unit], tensors: Tensors, options: Options) -> tuple[Tensors, float]:
-    """Choose the inputs that costs are measured with: one micro-batch of the method, and its part of the batch."""
-    K, batch = options.K if isinstance(options.K, int) else 2, batch_size(tensors)
+def take_sample(
+    captured: Captured, units: list[Unit], tensors: Tensors, options: Options
+) -> tuple[Tensors, float, int]:
+    """Choose the micro-batches of a step, and one of them as the inputs that costs are measured with."""
+    batch, micro = batch_size(tensors), choose_micro(captured, units, tensors, options)
     if not batch or options.cost != "measured":
-        return tensors, 1.0
-    saved = sum(u.saved_bytes for u in flops_profile(captured, units).units)
-    micro = options.traits.default_micro(BatchFacts(K, batch, captured._lp.batch_free, saved)) or 1
-    size = batch // micro
-    return resized(tensors, size), size / batch
+        return tensors, 1.0, micro
+    size = -(-batch // micro)
+    return resized(tensors, size), size / batch, micro
 
 
 def cost_units(captured: Captured, units: list[Unit], sample: Tensors, part: float, options: Options) -> tuple[Profile]:
@@ -129,6 +139,8 @@ def cost_units(captured: Captured, units: list[Unit], sample: Tensors, part: flo
         cache=options.cache,
         progress=within(options.progress, 0.05, 0.6),
         part=part,
+        seconds=options.measure_seconds,
+        compiled=options.compile,
     )
     return (found,)
 
@@ -150,7 +162,7 @@ def follow_plan(captured: Captured, units: list[Unit], options: Options) -> tupl
 def check_step(captured: Captured, arrangement: Arrangement, tensors: Tensors, options: Options) -> tuple[str]:
     """Compare one training step of the stages with the model's own, bitwise, and refuse any difference."""
     if not options.gate:
-        return ("not checked: gate=False",)
+        return ("no, by gate=False",)
     options.progress(0.95, "checking one step")
     return (run_gate(captured, arrangement.stages, tensors),)
 
@@ -159,8 +171,8 @@ def run_gate(captured: Captured, stages: tuple[Stage, ...], tensors: Tensors) ->
     """One step on a small batch (and small images, where the graph is the same for them); "bitwise" if equal."""
     info = captured._lp
     if has_meta(info.model):
-        return "not checked: the model has no weights (meta device)"
-    inputs = arrange.small_batch(captured, tensors)
+        return "not possible, for the model has no weights (meta device)"
+    small = arrange.small_batch(captured, tensors)
     rebuild = rebuilder(info.signature)
 
     def reference(leaves: Tensors) -> Any:
@@ -175,8 +187,44 @@ def run_gate(captured: Captured, stages: tuple[Stage, ...], tensors: Tensors) ->
         for stage in stages:
             stage._lp_use_mode(training)
 
-    gate(info.model, reference, program, inputs, set_mode, info.written)
+    check = partial(gate, info.model, reference, program, set_mode=set_mode, written=info.written)
+    seeds = RANDOM_SEEDS if draws_inside(captured) else 1
+    try:
+        check(small, seeds=seeds)
+    except ModelFails:  # perhaps only on fewer samples: rows that refer to other rows by number
+        if small is tensors:
+            raise
+        small = tensors
+        check(tensors, seeds=seeds)
+    except GateError as error:
+        hint = "" if isinstance(error, ModelFails) else _cause(captured, tensors)
+        if not hint:
+            raise
+        raise GateError(f"{error}; {hint}") from error
+    if info.kept_whole:
+        gate_second_call(info.model, reference, program, small, info.written)
     return "bitwise"
+
+
+def _cause(captured: Captured, tensors: Tensors) -> str:
+    """What a difference often comes from in a model like this; empty if nothing is known."""
+    info = captured._lp
+    sized = next((note for note in info.notes if SIZED_BY_DATA in note), "")
+    if sized:
+        return f"shapes that depend on data leave a module ({sized})"
+    idle = [n for (n, _), t in zip(info.signature.inputs, tensors, strict=True) if "mask" in n and bool(t.all())]
+    if idle:
+        return (
+            f"{idle[0]} masks nothing, and models of transformers take another path then: leave it out, or compile "
+            f"with one that masks something"
+        )
+    return ""
+
+
+def draws_inside(captured: Captured) -> bool:
+    """Whether a module that was kept whole may do something else from another seed: draws of its own are not seen."""
+    kept = set(captured._lp.kept_whole)
+    return any(n.op in ("call_module", "get_attr") and n.target in kept for n in captured._lp_graphs[True].nodes)
 
 
 def start_auxnets(
@@ -201,11 +249,19 @@ def write_plan(
     arrangement: Arrangement,
     tensors: Tensors,
     width: int,
+    micro: int,
     checked: str,
     options: Options,
 ) -> tuple[Plan]:
     """Gather all of it into the Plan, which every tool reads."""
-    return (make_plan(captured, units, costs, arrangement, tensors, width, checked, options),)
+    plan = make_plan(captured, units, costs, arrangement, tensors, width, micro, checked, options)
+    plan = replace(plan, choice=choice(plan))
+    uneven = why_uneven(captured, units, plan)
+    unsure = how_unsure(plan)
+    for text in filter(None, (uneven, unsure)):
+        warn_user(text)
+        plan = replace(plan, notes=(*plan.notes, text))
+    return (plan,)
 
 
 CAPTURE = Pass("capture", capture_model, ("captured", "tensors", "options"))
@@ -215,7 +271,7 @@ GATE = Pass("gate", check_step, ("checked",))
 PASSES = (
     CAPTURE,
     CUTS,
-    Pass("sample", take_sample, ("sample", "part")),
+    Pass("sample", take_sample, ("sample", "part", "micro")),
     Pass("profile", cost_units, ("costs",)),
     Pass("partition", arrange_stages, ("arrangement",)),
     GATE,

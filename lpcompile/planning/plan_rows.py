@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from lpcompile.core.cost import Profile, UnitCost
+from lpcompile.core.method import BatchFacts, no_choice
 from lpcompile.core.micro_batches import bubble_of
 from lpcompile.core.plan import AuxPlan, BoundaryPlan, Plan, StagePlan
 from lpcompile.passes.capture.captured import Captured
@@ -17,6 +18,7 @@ from lpcompile.passes.split.cuts import Cut, state_uses
 from lpcompile.passes.split.split import stage_io
 from lpcompile.passes.split.units import Unit
 from lpcompile.planning.arrange import Arrangement, cuts_of
+from lpcompile.planning.interaction import NOTE, has_batch_norm, interacts
 from lpcompile.planning.options import Options
 
 
@@ -27,13 +29,17 @@ def make_plan(
     arrangement: Arrangement,
     tensors: list[torch.Tensor],
     width: int,
+    micro: int,
     checked: str,
     options: Options,
 ) -> Plan:
     """Gather what the passes found into one frozen record."""
     best, stages = arrangement.best, arrangement.stages
     batch, free = batch_size(tensors), captured._lp.batch_free
-    step, lower_bound = predicted(best, costs, bubble_of(options.traits, best.K, batch, free), options)
+    about_samples = (NOTE,) if interacts(captured, tensors) and not has_batch_norm(captured) else ()
+    facts = BatchFacts(best.K, batch, free, norm=interacts(captured, tensors))
+    chosen = micro if options.traits.micro_choices is not no_choice and best.K == options.K else 0
+    step, lower_bound = predicted(best, costs, bubble_of(options.traits, facts, chosen), options)
     names = [name for name, _ in captured._lp.signature.inputs]
     ends = [*best.cuts, len(found)]
     rows, boundaries = [], []
@@ -75,7 +81,12 @@ def make_plan(
         tied=tied_parameters(captured, cuts_of(found, best)),
         part=costs.part,
         aux_dtype=options.aux.dtype if arrangement.made and options.aux and not options.traits.heads else "",
-        notes=(*captured._lp.notes, *costs.notes),
+        notes=(*captured._lp.notes, *costs.notes, *_aux_notes(arrangement), *about_samples),
+        recipe=options.recipe,
+        micro=chosen,
+        batch_norm=facts.norm,
+        as_published=options.as_published,
+        exact=options.exact,
     )
 
 
@@ -126,6 +137,11 @@ def predicted(best: Partition, costs: Profile, bubble: float, options: Options) 
     return with_bubble(best, bubble, (costs.total + costs.loss) / fastest, sent)
 
 
+def _aux_notes(arrangement: Arrangement) -> tuple[str, ...]:
+    records = [m.aux.record for m in arrangement.made]
+    return tuple(f"AuxNet {k} is of kind {r.kind!r}: {r.note}" for k, r in enumerate(records, 1) if r.note)
+
+
 def _boundary(index: int, cut: Cut, aux: AuxPlan | None) -> BoundaryPlan:
     return BoundaryPlan(
         index, cut.position, cut.eval_position, cut.after, cut.path, cut.source, cut.values, cut.specs, aux
@@ -152,6 +168,7 @@ def _aux_plan(arrangement: Arrangement, k: int, stage: StagePlan) -> AuxPlan | N
         thinned=record.thinned,
         zeroed=record.zeroed,
         violation=arrangement.violations[k] if arrangement.violations else None,
+        made=record.made,
     )
 
 

@@ -10,9 +10,11 @@ from dataclasses import replace
 from itertools import pairwise
 
 from lpcompile.core.cost import Profile
+from lpcompile.core.method import BatchFacts
 from lpcompile.core.micro_batches import bubble_of
 from lpcompile.core.plan import AuxPlan, BoundaryPlan, Plan, StagePlan
-from lpcompile.passes.partition.evaluate import Partition
+from lpcompile.passes.partition.evaluate import Link, Partition
+from lpcompile.planning.choice import choice
 from lpcompile.planning.partition import evaluate, partition
 from lpcompile.planning.plan_rows import stage_row, with_bubble
 from lpcompile.runtime.methods import get_method
@@ -24,13 +26,13 @@ def profile_of(plan: Plan) -> Profile:
 
 
 def aux_share(plan: Plan) -> float:
-    """Average cost of an AuxNet as a share of its stage; the budget where the plan has no AuxNets."""
+    """Average cost of an AuxNet as a share of its stage; the default budget if the plan has no AuxNets."""
     shares = [b.aux.share for b in plan.boundaries if b.aux is not None]
     return sum(shares) / len(shares) if shares else plan.aux_budget or 0.1
 
 
 def replan(plan: Plan, K: int, method: str | None = None) -> Plan:
-    """The best split into K stages for a method; the plan itself where it is that already."""
+    """The best split into K stages for a method; the plan itself if it is that already."""
     method = method or plan.method
     if (K, method) == (plan.K, plan.method):
         return plan
@@ -38,8 +40,28 @@ def replan(plan: Plan, K: int, method: str | None = None) -> Plan:
     return from_split(plan, split)
 
 
+def cuts_over(plan: Plan, link: Link | None) -> tuple[int, ...]:
+    """Where the same method would cut the plan's units for this link between its ranks."""
+    shares = [b.aux.share if b.aux is not None else 0.0 for b in plan.boundaries]
+    found = partition(profile_of(plan), plan.K, method=plan.method, aux_budget=shares, aux=_form(plan), link=link)
+    return found.cuts
+
+
+def with_method(plan: Plan, method: str) -> Plan:
+    """The same stages for another method."""
+    if method == plan.method:
+        return plan
+    hosts, shares = [-1] * (plan.K - 1), [0.0] * (plan.K - 1)
+    if get_method(method).has_aux:
+        hosts = [b.aux_rank if b.aux_rank >= 0 else b.index - 1 for b in plan.boundaries]
+        shares = [b.aux.share if b.aux is not None else aux_share(plan) for b in plan.boundaries]
+    cuts = [s.last + 1 for s in plan.stages[:-1]]
+    found = evaluate(profile_of(plan), cuts, hosts, method=method, aux_budget=shares or 0.0, aux=_form(plan))
+    return from_split(plan, found, shares)
+
+
 def moved(plan: Plan, boundary: int, by: int) -> Plan | None:
-    """The plan with one cut moved by some units; None where a stage would have none left."""
+    """The plan with one cut moved by some units; None if a stage would be empty."""
     cuts = [s.last + 1 for s in plan.stages[:-1]]
     cuts[boundary - 1] += by
     around = [0, *cuts, len(plan.units)]
@@ -64,8 +86,10 @@ def from_split(plan: Plan, split: Partition, shares: list[float] | None = None) 
         for s in stages[:-1]
     ]
     method = get_method(split.method)
-    step, bound = with_bubble(split, bubble_of(method, split.K, plan.batch, plan.batch_free), plan.serial)
-    return replace(
+    facts = BatchFacts(split.K, plan.batch, plan.batch_free, norm=plan.batch_norm)
+    micro = plan.micro if (split.K, split.method) == (plan.K, plan.method) else 0
+    step, bound = with_bubble(split, bubble_of(method, facts, micro), plan.serial)
+    found = replace(
         plan,
         K=split.K,
         method=split.method,
@@ -76,7 +100,10 @@ def from_split(plan: Plan, split: Partition, shares: list[float] | None = None) 
         lower_bound=bound,
         ideal=split.ideal,
         tied=plan.tied if split.K > 1 else (),
+        recipe=plan.recipe if split.method == plan.method else "",
+        micro=micro,
     )
+    return replace(found, choice=choice(found))
 
 
 def _boundary(index: int, after: str, below: StagePlan, host: int, share: float) -> BoundaryPlan:

@@ -1,4 +1,4 @@
-"""The units that are planned with: from the narrowest boundaries that balance, wider ones only where they pay."""
+"""The units for planning: with the narrowest boundaries that balance, wider ones only if they shorten the step."""
 
 from __future__ import annotations
 

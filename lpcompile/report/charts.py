@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+from lpcompile.core.cost import STATE_COPIES
 from lpcompile.core.plan import Plan
 from lpcompile.core.tables import cost_unit, size
-from lpcompile.draw.charts import bars, chart, timelines
+from lpcompile.draw.charts import TIMELINE, bars, chart, timelines
 from lpcompile.draw.figure import Figure
 from lpcompile.report.data import ReportData
-
-STATE_COPIES = 3.0  # weights, gradients and one optimizer state, as in the planner
 
 
 def load(plan: Plan) -> Figure:
@@ -59,4 +58,6 @@ def sweep(data: ReportData) -> Figure:
     lines = [("limit", K, [s.limit for s in points], "limit"), ("planned", K, [s.planned for s in points], "")]
     if played:
         lines.append(("simulated", [k for k, _ in played], [rho for _, rho in played], ""))
-    return chart(lines, "ρ, speedup over one rank", "K, number of stages", least=1, unit="", name="sweep")
+    return chart(
+        lines, "ρ, speedup over one rank", "K, number of stages", least=1, unit="", name="sweep", width=TIMELINE
+    )

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from lpcompile.program import Program
 
 
+COMES_IN = "comes in"  # in place of its class, for a value that an earlier unit made
+
+
 @dataclass(frozen=True)
 class StepNode:
     """A step inside a unit, drawn in its own row; values that are alive at the same time have different lanes."""
@@ -95,6 +98,7 @@ def _cards(plan: Plan) -> tuple[tuple[str, str], ...]:
         ("a planned step", f"{plan.step:.4g} {unit}"),
         ("on one rank", f"{plan.serial:.4g} {unit}"),
         ("above the lower bound at most", f"{100 * plan.gap:.2f} %"),
+        ("the largest rank's work over the mean", f"{plan.imbalance:.2f}"),
         ("the largest rank's memory", size(max(s.memory_bytes for s in plan.stages))),
     )
 
@@ -167,9 +171,20 @@ def _unit_nodes(steps: Sequence[fx.Node], modules: Mapping[str, Any]) -> tuple[S
         lanes[lane], lane_of[node] = last.get(node, row), lane
         sources = tuple(rows[s] for s in node.all_input_nodes if s in rows) if node in inside else ()
         shape = str(node.meta["spec"]) if node.meta.get("spec") is not None else ""
-        what = _what(node, modules) if node in inside else "comes in"
+        what = _what(node, modules) if node in inside else COMES_IN
         found.append(StepNode(_path(node), what, shape, lane, sources))
     return tuple(found)
+
+
+def generations(nodes: Sequence[StepNode]) -> list[list[str]]:
+    """The steps of a unit by generation: those of one generation need nothing of each other."""
+    import networkx as nx
+
+    steps = [i for i, node in enumerate(nodes) if node.what != COMES_IN]
+    graph: nx.DiGraph[int] = nx.DiGraph()
+    graph.add_nodes_from(steps)
+    graph.add_edges_from((source, i) for i in steps for source in nodes[i].sources if source in graph)
+    return [[nodes[i].name for i in sorted(level)] for level in nx.topological_generations(graph)]
 
 
 def _counts(node: fx.Node) -> bool:

@@ -2,7 +2,7 @@
 
 x ──────▶ AuxNet ──▶ λ1 ─────▶ AuxNet ──▶ λ2          the row of AuxNets: λ without waiting for the stages
 │                    ┊│                   ┊│
-unit                 ┊unit                ┊unit       one column a stage, in the hue of its rank
+unit                 ┊unit                ┊unit       one column per stage, in the hue of its rank
 unit                 ┊unit                ┊unit
 X1 ┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┘X2 ┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┘            dashed: the penalty between X and λ
 """

@@ -20,7 +20,7 @@ from lpcompile.draw.figure import Figure, hue_of, svg, svg_file
 from lpcompile.draw.html import KIND_NAMES, cell, legend, part, table
 from lpcompile.draw.png import png
 from lpcompile.report.charts import load, memory, over_time, sweep
-from lpcompile.report.data import ReportData
+from lpcompile.report.data import ReportData, generations
 from lpcompile.report.graph import graph
 
 MEMORY = (("step", "weights, gradients, optimizer"), ("forward", "activations"), ("auxiliary", "boundaries, AuxNets"))
@@ -38,6 +38,7 @@ def page(data: ReportData) -> str:
         about=escape(f"method {plan.method}, costs {plan.cost} on {plan.device}, batch {plan.batch or 'of any size'}"),
         script=part("report", "report.js"),
         data=_json(panels(data)),
+        columns=f"--wide: {columns_of(len(data.cards), 6)}; --narrow: {columns_of(len(data.cards), 4)}",
         cards="".join(f"<div><b>{escape(value)}</b>{escape(name)}</div>" for name, value in data.cards),
         facts="".join(f"<p>{escape(fact)}</p>" for fact in data.facts),
         graph=svg(graph(data)),
@@ -55,6 +56,11 @@ def page(data: ReportData) -> str:
             f"<h3>{escape(title)}</h3><div class=wide>{_table(found)}</div>" for title, found in data.tables
         ),
     )
+
+
+def columns_of(cards: int, most: int) -> int:
+    """Columns in which cards stand in rows as even as can be."""
+    return max(1, -(-cards // -(-cards // most))) if cards else 1
 
 
 def figures(data: ReportData) -> list[Figure]:
@@ -85,6 +91,9 @@ def panels(data: ReportData) -> dict[str, Any]:
         facts = [["forward", f"{u.forward:.4g} {unit}"], ["backward", f"{u.backward:.4g} {unit}"],
                  ["parameters", f"{u.parameters:,}"], ["activations", size(u.saved_bytes)],
                  ["gives", size(u.output_bytes)]]  # fmt: skip
+        if data.nodes:
+            levels = generations(data.nodes[i])
+            facts.append(["steps", f"{sum(map(len, levels))}, the longest chain {len(levels)}"])
         nodes = [[n.name, n.what, n.shape, n.lane, n.sources] for n in data.nodes[i]] if data.nodes else []
         units.append({"name": u.name, "stage": stage_of[i], "facts": facts, "nodes": nodes})
     stages = [

@@ -159,6 +159,8 @@
     if (event.key === "Enter" || event.key === " ") { event.preventDefault(); moved = false; chosen(event); }
   });
 
+  if (data.stages.length) fill.stage(0);  // below the hint, until something is clicked
+
   // ---- search: blocks by their name or by that of a layer in them
 
   const search = $("search");

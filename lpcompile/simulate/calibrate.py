@@ -49,7 +49,7 @@ def spec_of(found: dict[str, float], processes: int) -> DeviceSpec:
     )
 
 
-class Block(nn.Module):
+class ConvBlock(nn.Module):
     """A residual block, like the units of most models."""
 
     def __init__(self, width: int) -> None:
@@ -66,7 +66,7 @@ class Block(nn.Module):
 def _measure(rounds: int) -> dict[str, float]:
     """Runs on every rank; rank 0's times are used."""
     rank, world = dist.get_rank(), dist.get_world_size()
-    model = nn.Sequential(*(Block(16) for _ in range(4)))
+    model = nn.Sequential(*(ConvBlock(16) for _ in range(4)))
     x, tiny = torch.randn(32, 16, 32, 32), torch.randn(1, 16, 2, 2)
     long, other, total = torch.randn(MESSAGE), torch.randn(MESSAGE), torch.empty(MESSAGE)
 

@@ -25,9 +25,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from lpcompile.core.gc_pause import gc_paused
 from lpcompile.core.schedule import Schedule
-from lpcompile.simulate.interconnect import Network
+from lpcompile.core.system.gc_pause import gc_paused
+from lpcompile.simulate.interconnect import Interconnect
 from lpcompile.simulate.op_costs import InstructionCosts
 from lpcompile.simulate.player import MICRO_BATCHES, PlayedLine, Player
 from lpcompile.simulate.step import run_until_steady
@@ -51,6 +51,7 @@ WHAT = {
     "kappa": "κ",
     "multiply": "κ",
     "stash": "stash of weights",
+    "predict": "prediction of weights",
     "tied": "collective",
     "norm": "collective",
     "average": AVERAGE,
@@ -108,7 +109,7 @@ class _Node(NamedTuple):
 class TracedPlayer(Player):
     """A player that records what every instruction and every transfer depends on."""
 
-    def __init__(self, schedule: Schedule, costs: InstructionCosts, network: Network) -> None:
+    def __init__(self, schedule: Schedule, costs: InstructionCosts, network: Interconnect) -> None:
         import networkx as nx
 
         super().__init__(schedule, costs, network)
@@ -198,7 +199,7 @@ class TracedPlayer(Player):
 
 
 @gc_paused()
-def critical_path(schedule: Schedule, costs: InstructionCosts, network: Network) -> CriticalPath:
+def critical_path(schedule: Schedule, costs: InstructionCosts, network: Interconnect) -> CriticalPath:
     """The critical cycle of the steady state, per step; see the module's docstring."""
     import networkx as nx
 

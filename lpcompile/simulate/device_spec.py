@@ -6,13 +6,13 @@
 
 from __future__ import annotations
 
-import json
 import math
-from dataclasses import MISSING, asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from lpcompile.core.system.json_file import read_json
 from lpcompile.errors import UsageError
 
 VERSION = 1
@@ -80,6 +80,14 @@ _SPECS = (
 BUILT_IN = {spec.name: spec for spec in _SPECS}  # the only list: help texts and errors read it
 
 
+def apart(link: LinkSpec, machine: DeviceSpec = THIS_MACHINE) -> DeviceSpec:
+    """The machine's cores as nodes of their own, joined by this link. A slow link leaves the cores free: copying a
+    message takes as long as between two processes of one node, however long it is under way."""
+    copying = min(1.0, link.gigabytes_per_s / machine.inside.gigabytes_per_s)
+    overlap = 1 - (1 - machine.overlap) * copying
+    return replace(machine, name=f"{8 * link.gigabytes_per_s:.3g} Gb/s", across=link, gpus=1, overlap=overlap)
+
+
 def device_spec(given: str) -> DeviceSpec:
     """A built-in spec by name, or one from a JSON file."""
     if given in BUILT_IN:
@@ -91,13 +99,7 @@ def device_spec(given: str) -> DeviceSpec:
             f"there is no device spec {given!r}; the closest is {close!r}, all are {', '.join(BUILT_IN)}; "
             f"or name a JSON file"
         )
-    try:
-        data = json.loads(path.read_text())
-    except OSError as error:
-        raise UsageError(f"cannot read the device spec {given}: {error.strerror}") from None
-    except ValueError as error:
-        raise UsageError(f"the device spec {given} is not JSON ({error})") from None
-    return from_json(data, given)
+    return from_json(read_json(path, f"the device spec {given}"), given)
 
 
 def from_json(data: Any, where: str = "device spec") -> DeviceSpec:

@@ -14,7 +14,7 @@ from lpcompile.simulate.device_spec import DeviceSpec
 
 
 @dataclass(frozen=True)
-class Network:
+class Interconnect:
     """The network as the slowest replica sees it: the one with the most boundaries between nodes."""
 
     device: DeviceSpec

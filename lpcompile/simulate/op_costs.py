@@ -19,6 +19,7 @@ from lpcompile.simulate.device_spec import DeviceSpec
 BOUNDARY_PASSES = {"penalize": 8, "correct": 3, "recall": 3, "store": 8, "kappa": 3, "multiply": 8}
 STEP_PASSES = 8  # over a rank's parameters: the gradient's norm, clipping, SGD with momentum
 STASH_PASSES = 2
+PREDICT_PASSES = 5  # a copy of the weights before the update, and their extrapolation
 COMMUNICATION = ("recv", "wait", "send", "offer", "draw", "average", "tied", "norm")  # costs come from the network
 
 
@@ -34,6 +35,7 @@ class InstructionCosts:
     sizes: dict[int, float]  # bytes that cross a boundary
     gradients: dict[int, float]  # the part of these that has gradients
     parameters: tuple[float, ...]  # bytes by rank, AuxNets included
+    micro: int
     ms_per_byte: float
     overhead: float
     serial: float  # the whole mini-batch on one device, optimizer step included
@@ -63,6 +65,8 @@ class InstructionCosts:
             return self.overhead + BOUNDARY_PASSES[op] * self.sizes.get(k, 0.0) * self.ms_per_byte
         if op == "stash":
             return STASH_PASSES * self.parameters[rank] * self.ms_per_byte
+        if op == "predict":  # once a step, for all micro-batches that the update will overtake
+            return PREDICT_PASSES * self.parameters[rank] * self.ms_per_byte if item.slot == self.micro - 1 else 0.0
         if op == "step":
             return self.overhead + STEP_PASSES * self.parameters[rank] * self.ms_per_byte
         return None
@@ -98,6 +102,7 @@ def costs_of(plan: Plan, device: DeviceSpec, micro: int, share: float = 1.0) -> 
         sizes,
         gradients,
         tuple(parameters),
+        micro,
         ms_per_byte,
         overhead,
         whole + loss * share + step,

@@ -12,19 +12,21 @@ from functools import lru_cache
 
 from lpcompile.core.plan import Plan
 from lpcompile.core.schedule import Schedule
+from lpcompile.core.staleness import mean_staleness
 from lpcompile.errors import LpError
+from lpcompile.planning.rank_memory import rank_memory
 from lpcompile.planning.replan import moved, replan
 from lpcompile.runtime.engine.schedules import default_schedule
 from lpcompile.runtime.methods import METHODS
 from lpcompile.simulate.critical_path import AUXNET, AVERAGE, MESSAGE, STAGE, CriticalPath, critical_path, total
 from lpcompile.simulate.device_spec import DeviceSpec
-from lpcompile.simulate.interconnect import Network
+from lpcompile.simulate.interconnect import Interconnect
 from lpcompile.simulate.op_costs import costs_of
-from lpcompile.simulate.rank_memory import rank_memory
 from lpcompile.simulate.step import Simulation, default_device, simulate
+from lpcompile.simulate.whole_run import WholeRun, whole_run
 
 ENOUGH_OF_BEST = 0.95  # share of the best speedup beyond which more stages are not worth their devices
-STAGES_TO_TRY = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)  # in search of it; each K is planned and played
+STAGES_TO_TRY = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)  # candidates for it; each is planned and simulated
 MIN_GAIN = 0.02  # share of the critical path that a remedy must be able to save
 DOMINANT_UNIT = 0.5  # share of its stage from which a unit is named as the limit
 
@@ -52,6 +54,8 @@ class OutlookRow:
     memory: float  # bytes, largest rank
     sent: float  # bytes per step over all boundaries
     exact: bool
+    late: float  # steps by which gradients are late, mean over a step's micro-batches, of the rank that is latest
+    extra: int  # parameters of AuxNets or heads
 
 
 @dataclass(frozen=True)
@@ -63,12 +67,13 @@ class Outlook:
     advice: str
     path: CriticalPath
     remedy: str
+    run: WholeRun | None = None  # of a recipe
 
 
 def outlook(
     plan: Plan, device: DeviceSpec | None = None, stages: Sequence[int] = (), methods: Sequence[str] = ()
 ) -> Outlook | None:
-    """stages, methods: further K and methods to list. None if the plan has no schedule."""
+    """stages: further K to list. methods: to list beside the plan's own. None if the plan has no schedule."""
     device, schedule = device or default_device(plan), default_schedule(plan)
     if schedule is None:
         return None
@@ -77,7 +82,7 @@ def outlook(
     looked = {K: outlook_row(plan, device, K) for K in sorted({*upto, *stages})}
     found = [one for one in looked.values() if one is not None]
     neighbours = _neighbours(plan, device, schedule)
-    path = critical_path(schedule, costs_of(plan, device, schedule.micro), Network(device, plan.K))
+    path = critical_path(schedule, costs_of(plan, device, schedule.micro), Interconnect(device, plan.K))
     return Outlook(
         simulation,
         tuple(neighbours),
@@ -86,6 +91,7 @@ def outlook(
         advice(plan, simulation, found, device),
         path,
         remedy(path, simulation, neighbours),
+        whole_run(plan, device),
     )
 
 
@@ -102,8 +108,19 @@ def outlook_row(plan: Plan, device: DeviceSpec, K: int, method: str | None = Non
     found = simulate(other, device, schedule=schedule)
     memory = max(rank_memory(other, schedule))
     exact = METHODS[other.method].exact or K == 1
+    extra = sum(b.aux.parameters for b in other.boundaries if b.aux is not None)
     return OutlookRow(
-        other.method, K, found.micro, found.step, found.rho, sum(found.idle) / K, memory, sum(found.sent), exact
+        other.method,
+        K,
+        found.micro,
+        found.step,
+        found.rho,
+        sum(found.idle) / K,
+        memory,
+        sum(found.sent),
+        exact,
+        max(mean_staleness(schedule)),
+        extra,
     )
 
 

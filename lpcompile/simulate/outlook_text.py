@@ -8,9 +8,11 @@ from typing import Any
 
 from lpcompile.core.plan import BoundaryPlan, Plan
 from lpcompile.core.tables import Column, Table, bar, percent, size, table_of
+from lpcompile.runtime.methods import CHOSEN
 from lpcompile.simulate.critical_path import CriticalPath, PathPart
 from lpcompile.simulate.outlook import Neighbour, Outlook, OutlookRow
 from lpcompile.simulate.step_text import simulation_text
+from lpcompile.simulate.whole_run import whole_run_text
 
 VERSION = 1
 MAX_NAMED_PARTS, MIN_NAMED_SHARE = 5, 0.05  # of the critical path, in the sentence about it
@@ -23,7 +25,9 @@ def outlook_text(plan: Plan, found: Outlook) -> str:
     if found.sweep:
         lines += ["", row_table(found.sweep, "K")]
     if found.methods:
-        lines += ["", row_table(found.methods, "method")]
+        lines += ["", row_table(found.methods, "method"), *choice_text(found.methods)]
+    if found.run is not None:
+        lines += ["", whole_run_text(found.run)]
     return "\n".join([*lines, "", found.advice])
 
 
@@ -78,8 +82,22 @@ def row_table(rows: Sequence[OutlookRow], first: str) -> Table:
         Column("sent a step", lambda one: one.sent, size),
     ]
     if first == "method":
-        columns.append(Column("exact", lambda one: "yes" if one.exact else "no"))
+        columns += [
+            Column("exact", lambda one: "yes" if one.exact else "no"),
+            Column("steps late", lambda one: one.late, "{:.2g}".format),
+            Column("extra parameters", lambda one: one.extra, "{:,}".format),
+        ]
     return table_of(rows, columns)
+
+
+def choice_text(rows: Sequence[OutlookRow]) -> list[str]:
+    """Which methods would be faster than the default, and why it is the default all the same: one sentence."""
+    chosen = next((one for one in rows if one.method == CHOSEN), None)
+    if chosen is None:
+        return []
+    faster = ", ".join(one.method for one in rows if one.step < chosen.step and not one.exact)
+    others = f"{faster} would be faster, and can lose accuracy" if faster else "no listed method is faster"
+    return [f"method='auto' takes {CHOSEN}, with plain training's gradients; {others}"]
 
 
 def outlook_json(found: Outlook) -> dict[str, Any]:
@@ -94,4 +112,5 @@ def outlook_json(found: Outlook) -> dict[str, Any]:
         "methods": [asdict(one) for one in found.methods],
         "advice": found.advice,
         "critical_path": {**asdict(found.path), "remedy": found.remedy},
+        **({"run": asdict(found.run)} if found.run is not None else {}),
     }

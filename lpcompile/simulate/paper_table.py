@@ -19,7 +19,7 @@ from lpcompile.core.verify import verify
 from lpcompile.planning.replan import replan
 from lpcompile.runtime.methods import ScheduleOptions, get_method
 from lpcompile.simulate.device_spec import BUILT_IN, DeviceSpec
-from lpcompile.simulate.interconnect import Network
+from lpcompile.simulate.interconnect import Interconnect
 from lpcompile.simulate.op_costs import costs_of
 from lpcompile.simulate.step import play, simulate
 
@@ -123,7 +123,7 @@ def paper_row(model: Plan, aux: Plan, K: int, paper: float, device: DeviceSpec, 
         aux_backward={k: part * small.backward[0] for k, part in parts.items()},
         parameters=(costs.parameters[0] + small.parameters[0], *costs.parameters[1:]),
     )
-    step = play(paper_schedule(K), whole, Network(device, K)).step
+    step = play(paper_schedule(K), whole, Interconnect(device, K)).step
     share = (small.forward[0] + small.backward[0]) / (sum(costs.forward) + sum(costs.backward))
 
     def whole_batches(method: str, budget: float) -> float:

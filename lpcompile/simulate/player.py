@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from lpcompile.core.schedule import COLLECTIVE, STEPWISE, Schedule
 from lpcompile.errors import ScheduleError
-from lpcompile.simulate.interconnect import Network
+from lpcompile.simulate.interconnect import Interconnect
 from lpcompile.simulate.op_costs import InstructionCosts
 
 MAX_LEAD = 100  # a rank that waits for nobody stops after this many times the steps of the others
@@ -47,7 +47,7 @@ class PlayedLine(NamedTuple):
 class Player:
     """Plays steps of training, from the first; `run` can be called again for more."""
 
-    def __init__(self, schedule: Schedule, costs: InstructionCosts, network: Network) -> None:
+    def __init__(self, schedule: Schedule, costs: InstructionCosts, network: Interconnect) -> None:
         self.M, K = schedule.micro, schedule.K
         self.network, self.unknown = network, set[str]()
         self.keeps = 1 - network.device.overlap  # share of a transfer during which both sides are busy

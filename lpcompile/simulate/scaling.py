@@ -10,17 +10,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
+from lpcompile.core.cost import STATE_COPIES
 from lpcompile.core.plan import Plan
 from lpcompile.core.schedule import Schedule
 from lpcompile.errors import PlanError, UsageError
-from lpcompile.planning.replan import replan
+from lpcompile.planning.rank_memory import rank_memory
+from lpcompile.planning.replan import replan, with_method
+from lpcompile.runtime.methods.recipe import Phase, main_phase, recipe_of, shares
 from lpcompile.simulate.device_spec import DeviceSpec
-from lpcompile.simulate.interconnect import Network
+from lpcompile.simulate.interconnect import Interconnect
 from lpcompile.simulate.op_costs import STEP_PASSES, costs_of, loss_of, unit_times
-from lpcompile.simulate.rank_memory import STATE_COPIES, rank_memory
 from lpcompile.simulate.step import Simulation, play
 
 DATA_PARALLEL = "data parallel"
+SHARDED = "sharded data parallel"
 
 
 @dataclass(frozen=True)
@@ -66,31 +69,34 @@ def splits(
 
 def split(plan: Plan, device: DeviceSpec, method: str, K: int, replicas: int, batch: int) -> Split | None:
     """None if the batch cannot be divided this way."""
-    found = simulated(plan, device, method, K, replicas, batch)
-    if found is None:
-        return None
-    simulation, memory = found
-    serial = serial_step(plan, device, batch)
-    return Split(method, K, replicas, simulation.micro, batch, simulation.step, serial / simulation.step,
-                 max(simulation.idle), max(memory), sum(simulation.sent))  # fmt: skip
+    serial, recipe = serial_step(plan, device, batch), recipe_of(method)
+    step, idle, memory, sent, micro = 0.0, 0.0, 0.0, 0.0, 1
+    for phase, part in zip(recipe, shares(recipe), strict=True):
+        found = simulated(plan, device, method, K, replicas, batch, phase)
+        if found is None:
+            return None
+        simulation, bytes_by_rank = found
+        step, idle = step + part * simulation.step, idle + part * simulation.step * max(simulation.idle)
+        memory, sent = max(memory, *bytes_by_rank), sent + part * sum(simulation.sent)
+        micro = simulation.micro if phase == main_phase(recipe) else micro
+    return Split(method, K, replicas, micro, batch, step, serial / step, idle / step, memory, sent)
 
 
 def simulated(
-    plan: Plan, device: DeviceSpec, method: str, K: int, replicas: int, batch: int
+    plan: Plan, device: DeviceSpec, method: str, K: int, replicas: int, batch: int, phase: Phase | None = None
 ) -> tuple[Simulation, list[float]] | None:
-    """The simulation of one replica, and its memory in bytes by rank."""
+    """The simulation of one replica, and its memory in bytes by rank. phase: of a recipe, by default the main one."""
     if batch % replicas:
         return None
-    mine, share = batch // replicas, batch / replicas / (plan.batch or 1)
+    mine, share, main = batch // replicas, batch / replicas / (plan.batch or 1), main_phase(recipe_of(method))
+    phase = phase or main
     try:
-        again = _replan(plan, K, method)
-        schedule = _schedule(replace(again, batch=mine), replicas > 1)
+        again = with_method(_replan(plan, K, main.method), phase.method)
+        schedule = _schedule(replace(again, batch=mine), str(replace(phase, until=())), replicas > 1)
     except (PlanError, UsageError):  # no such number of micro-batches, or of stages
         return None
-    if schedule is None:
-        return None
     costs = costs_of(again, device, schedule.micro, share)
-    return play(schedule, costs, Network(device, K, replicas)), rank_memory(again, schedule, share)
+    return play(schedule, costs, Interconnect(device, K, replicas)), rank_memory(again, schedule, share)
 
 
 @lru_cache(maxsize=256)
@@ -99,10 +105,10 @@ def _replan(plan: Plan, K: int, method: str) -> Plan:
 
 
 @lru_cache(maxsize=64)
-def _schedule(plan: Plan, several: bool) -> Schedule | None:
-    from lpcompile.runtime.engine.schedules import default_schedule
+def _schedule(plan: Plan, phase: str, several: bool) -> Schedule:
+    from lpcompile.runtime.engine.schedules import phase_schedule
 
-    return default_schedule(plan, 2 if several else 1)
+    return phase_schedule(plan, recipe_of(phase)[0], 2 if several else 1)
 
 
 def serial_step(plan: Plan, device: DeviceSpec, batch: int) -> float:
@@ -119,15 +125,39 @@ def data_parallel(plan: Plan, device: DeviceSpec, devices: int, batch: int) -> S
     """The model on every device, gradients averaged during the backward, as in torch's DDP."""
     if batch % devices:
         return None
+    weights = float(sum(u.parameter_bytes for u in plan.units))
+    averaging = Interconnect(device, 1, devices).average(weights)
+    return _copies(plan, device, devices, batch, DATA_PARALLEL, (0.0, averaging), STATE_COPIES * weights)
+
+
+def sharded(plan: Plan, device: DeviceSpec, devices: int, batch: int) -> Split | None:
+    """The same with weights, gradients and optimizer state divided over the devices, as in torch's FSDP: weights are
+    gathered for forward and for backward, one unit ahead of its use, and gradients are scattered."""
+    if batch % devices:
+        return None
+    weights = float(sum(u.parameter_bytes for u in plan.units))
+    largest = max((u.parameter_bytes for u in plan.units), default=0)
+    # One half of an all-reduce gathers, the other half scatters.
+    once = Interconnect(device, 1, devices).average(weights) / 2
+    memory = STATE_COPIES * weights / devices + 2 * largest
+    return _copies(plan, device, devices, batch, SHARDED, (once, 2 * once), memory)
+
+
+def _copies(
+    plan: Plan, device: DeviceSpec, devices: int, batch: int, method: str, sent: tuple[float, float], state: float
+) -> Split:
+    """A step of copies of the model. sent: ms of messages in the forward and in the backward, which they may overlap as
+    far as the device computes meanwhile. state: bytes that stay from step to step."""
     share = batch / devices / (plan.batch or 1)
     forward, backward = unit_times(plan.units, plan.cost, device, share, plan.part)
-    weights = float(sum(u.parameter_bytes for u in plan.units))
-    averaging = Network(device, 1, devices).average(weights)
     busy = forward + backward + loss_of(plan, device) * share + _update(plan, device)
-    step = busy + max(0.0, averaging - backward)
-    memory = STATE_COPIES * weights + share * sum(u.saved_bytes for u in plan.units)
-    return Split(DATA_PARALLEL, 1, devices, 1, batch, step, serial_step(plan, device, batch) / step, 1 - busy / step,
-                 memory, 0.0)  # fmt: skip
+    step = busy
+    for compute, messages in zip((forward, backward), sent, strict=True):
+        under_way = messages * device.overlap
+        step += messages - under_way + max(0.0, under_way - compute)
+    memory = state + share * sum(u.saved_bytes for u in plan.units)
+    rho = serial_step(plan, device, batch) / step
+    return Split(method, 1, devices, 1, batch, step, rho, 1 - busy / step, memory, 0.0)
 
 
 def _update(plan: Plan, device: DeviceSpec) -> float:

@@ -1,7 +1,7 @@
 """Plays a schedule against costs and a network: the timeline of each rank and the time of a steady step.
 
 >>> found = simulate(program.plan, device_spec("v100"))
->>> found.step, found.rho, found.idle          # ms, speedup over one such device, share of the step a rank
+>>> found.step, found.rho, found.idle          # ms, speedup over one such device, share of the step per rank
 >>> print(found)
 
 The schedule is the one that the runtime executes. Ranks are played in the order of their clocks, from the first step
@@ -13,12 +13,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lpcompile.core.gc_pause import gc_paused
 from lpcompile.core.plan import Plan
 from lpcompile.core.schedule import Schedule
+from lpcompile.core.system.gc_pause import gc_paused
 from lpcompile.errors import PlanError
 from lpcompile.simulate.device_spec import NOMINAL, THIS_MACHINE, DeviceSpec
-from lpcompile.simulate.interconnect import Network
+from lpcompile.simulate.interconnect import Interconnect
 from lpcompile.simulate.op_costs import InstructionCosts, costs_of
 from lpcompile.simulate.player import PlayedEvent, Player
 
@@ -84,11 +84,11 @@ def simulate(
         )
     device = device or default_device(plan)
     costs = costs_of(plan, device, schedule.micro, share)
-    return play(schedule, costs, Network(device, plan.K, replicas))
+    return play(schedule, costs, Interconnect(device, plan.K, replicas))
 
 
 @gc_paused()
-def play(schedule: Schedule, costs: InstructionCosts, network: Network) -> Simulation:
+def play(schedule: Schedule, costs: InstructionCosts, network: Interconnect) -> Simulation:
     """The steady state of a schedule."""
     player = Player(schedule, costs, network)
     window = run_until_steady(player, schedule)

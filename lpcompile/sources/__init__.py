@@ -79,7 +79,7 @@ def load(
 
 
 def __getattr__(name: str) -> Any:
-    """`Source` and `DEFAULT_BATCH`, imported at first use: they need torch, and help texts do not."""
-    if name not in ("Source", "DEFAULT_BATCH"):
+    """Names of `inputs`, imported at first use: they need torch, and help texts do not."""
+    if name not in ("Source", "DEFAULT_BATCH", "parse_arguments"):
         raise AttributeError(f"module 'lpcompile.sources' has no attribute {name!r}")
     return getattr(importlib.import_module("lpcompile.sources.inputs"), name)

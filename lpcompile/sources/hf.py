@@ -99,7 +99,7 @@ def _inputs(spec: str, model: nn.Module, config: Any, request: InputRequest) -> 
 
 
 def _positions(config: Any, side: str = "encoder") -> int:
-    """The longest text the model has positions for; the offsets that some models add are allowed for."""
+    """The largest number of positions, minus the offset that some models add."""
     names = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "context_length")
     sided = {"decoder": ("max_target_positions", "max_decoder_position_embeddings"), "encoder": ()}[side]
     found = [value for name in (*sided, *names) if isinstance(value := getattr(config, name, None), int) and value > 0]

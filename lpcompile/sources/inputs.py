@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import difflib
 import re
 from collections.abc import Iterable, Sequence
@@ -82,6 +83,20 @@ def parse_input(text: Shape) -> list[InputShape]:
             raise UsageError(f"input {part.strip()!r} has the dtype {dtype!r}; use one of {', '.join(_DTYPES)}")
         wanted.append((name, tuple(int(size) for size in shape.split("x")) if shape else (), _DTYPES[dtype]))
     return wanted
+
+
+def parse_arguments(given: Iterable[str]) -> dict[str, object]:
+    """Arguments of a factory as a person writes them, values or text: ["depth=20", "act=gelu", "sizes=(1, 2)"]."""
+    found: dict[str, object] = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not equals or not name.strip().isidentifier():
+            raise UsageError(f"--arg {text}: write NAME=VALUE, as in --arg depth=20")
+        try:
+            found[name.strip()] = ast.literal_eval(value.strip())
+        except (ValueError, SyntaxError):
+            found[name.strip()] = value.strip()
+    return found
 
 
 def random_inputs(

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,9 +22,42 @@ PER_STEP = ("gradients", "versions", "activations")  # memory that every step al
 
 
 def machine() -> dict[str, Any]:
-    """Date, torch version and number of cores."""
+    """Date, torch version, number of cores and their model, and the commit of this program where it is a clone."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return {"date": datetime.date.today().isoformat(), "torch": torch.__version__, "cores": cores}
+    return {
+        "date": datetime.date.today().isoformat(),
+        "torch": torch.__version__,
+        "cores": cores,
+        "cpu": _cpu(),
+        "commit": _commit(),
+    }
+
+
+def command() -> str:
+    """The command of this process as it was typed, for tables that others want to repeat."""
+    return " ".join(
+        ["python -m lpcompile" if Path(sys.argv[0]).name == "__main__.py" else Path(sys.argv[0]).name]
+        + [shlex.quote(one) for one in sys.argv[1:]]
+    )
+
+
+def _cpu() -> str:
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return ""
+
+
+def _commit() -> str:
+    """The short commit, with + where files differ from it; "" outside of a clone."""
+    here = Path(__file__).resolve().parents[2]
+    if not (here / ".git").exists():
+        return ""
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        ask = ["git", "-C", str(here), "describe", "--always", "--exclude=*", "--dirty=+"]
+        return subprocess.run(ask, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+    return ""
 
 
 def bytes_between_steps(worker: Worker) -> int:

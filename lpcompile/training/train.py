@@ -9,26 +9,29 @@ import logging
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.utils.data import DataLoader
 
 from lpcompile import sources
 from lpcompile.core.memory_format import channels_last
 from lpcompile.errors import UsageError
 from lpcompile.runtime.checkpoint import checkpoint
-from lpcompile.runtime.launch import launch
+from lpcompile.runtime.comm import handshake
+from lpcompile.runtime.launch import board, launch
+from lpcompile.runtime.loop.data import first_batch
 from lpcompile.runtime.loop.loop import run
-from lpcompile.training.build import check_classes, compile_job, image_shape, make_trainer
-from lpcompile.training.data import Images, loaders
+from lpcompile.runtime.loop.record import Record
+from lpcompile.training import data
+from lpcompile.training.build import check_classes, compile_job, make_loaders, make_trainer
+from lpcompile.training.images import Images
 from lpcompile.training.job import Job
+from lpcompile.training.timm_recipe import average_of
 
 GPU_LOADER_WORKERS = 2  # processes that load images for a rank on a GPU
 
 
-def train(job: Job) -> dict[str, Any]:
+def train(job: Job) -> Record:
     """Run a job: as one rank under torchrun, else on processes of its own."""
     job.check()
     world = job.K * job.replicas
@@ -41,59 +44,72 @@ def train(job: Job) -> dict[str, Any]:
             )
         launch.pin(int(os.environ.get("LOCAL_RANK", "0")), job.device)
         launch.join(job.device, job.timeout)
-        found = train_rank(job)
-        launch.leave()
+        with launch.ends_with_error():
+            found = train_rank(job)
+            launch.leave()
         return found
     if world == 1:
         return train_rank(job)
-    result: dict[str, Any] = launch.launch(
-        train_rank, (job,), world=world, K=job.K, device=job.device, timeout=job.timeout
-    )
+    result: Record = launch.launch(train_rank, (job,), world=world, K=job.K, device=job.device, timeout=job.timeout)
     return result
 
 
-def train_rank(job: Job) -> dict[str, Any]:
+def train_rank(job: Job) -> Record:
     """One rank's work, from the model's name to the last evaluation."""
     logging.basicConfig(format="%(message)s", level=logging.INFO if _rank() == 0 else logging.WARNING)
+    if dist.is_initialized():
+        handshake.compare(job.facts(), None)
     watch = job.watch
     if launch.restarts() and watch.save:
         watch = replace(watch, resume=True)
     torch.manual_seed(job.seed)
     source = sources.load(
-        job.model, batch=job.batch, input_shape=job.input, seed=job.seed, channels_last=job.channels_last
+        job.model,
+        **sources.parse_arguments(job.arg),
+        batch=job.batch,
+        input_shape=job.input,
+        seed=job.seed,
+        channels_last=job.channels_last,
     )
     model = source.model
-    channels, size = image_shape(source, job)
+    _fetch(job)
     shard = (_rank() // job.K, job.replicas)
-    # stored λ and κ belong to a sample, not to an augmented view of it
-    train, test, classes = loaders(
-        job.data,
-        channels=channels,
-        size=size,
-        batch=job.batch // job.replicas,
-        seed=job.seed,
-        workers=_workers(job),
-        pinned=job.device.startswith("cuda"),
-        shard=shard,
-        augment=not job.stores_samples,
-    )
-    before = checkpoint.latest(Path(watch.save)) if watch.save and watch.resume else None
-    x = next(iter(train))[0]
-    x = channels_last(x) if job.channels_last else x
-    program = compile_job(job, model, x, before)
+    pinned = job.device.startswith("cuda")
+    train, test, classes = make_loaders(source, job, workers=_workers(job), pinned=pinned, shard=shard)
+    train = job.timm.prepared(train, classes, job.seed)
+    before = checkpoint.resumable(Path(watch.save)) if watch.save and watch.resume else None
+    x = first_batch(train)[0]
+    x = channels_last(x) if job.channels_last and isinstance(x, torch.Tensor) else x
+    with board.away(0, "compiling the model"):
+        program = compile_job(job, model, x, before)
     check_classes(program, x, classes, job)
     total = job.epochs * len(train)
     device = job.device if job.device != "cpu" else None
     trace = watch.trace is not None
     trainer = make_trainer(job, program, total, device=device, trace=trace, replicas=job.replicas)
+    if job.timm.model_ema:
+        trainer.average = average_of(trainer, job.timm.model_ema_decay)
     for loader in (train, test) if not trainer.takes_inputs else ():
-        if isinstance(loader, DataLoader) and isinstance(loader.dataset, Images):
+        if loader is not None and isinstance(loader.dataset, Images):
             loader.dataset.read = False
     if trainer.main:
         replicas = f" x {job.replicas} replicas" if job.replicas > 1 else ""
         what = f"{job.model} on {job.data}: {len(train) * job.batch} samples an epoch, {classes} classes"
         print(f"{what}; K = {job.K}{replicas}, {job.method}, {total} steps of {job.batch}", flush=True)
+        if job.K > 1:
+            print(f"{program.plan.choice}; predicted speedup {program.plan.rho:.2f} of at most {job.K}", flush=True)
     return run(trainer, train, job.epochs, test=test, watch=watch)
+
+
+def _fetch(job: Job) -> None:
+    """Under torchrun, one rank of each machine has the data downloaded or unpacked, and the others wait for it."""
+    if not dist.is_initialized() or "TORCHELASTIC_RUN_ID" not in os.environ:
+        return
+    if os.environ.get("LOCAL_RANK", "0") == "0":
+        with board.away(0, "fetching data", board.RESTS):
+            data.check(job.data)
+    with board.waiting():
+        dist.barrier()
 
 
 def _workers(job: Job) -> int:

@@ -9,7 +9,7 @@ from torch import nn
 
 from lpcompile.compile import parallelize
 from lpcompile.program import Program
-from lpcompile.zoo.check import short
+from lpcompile.zoo.check import seeded, short
 from lpcompile.zoo.entry import Inputs, ZooRow
 
 SEED = 7
@@ -23,8 +23,8 @@ def aux_check(model: nn.Module, program: Program, inputs: Inputs) -> ZooRow:
     try:
         two = parallelize(model, 2, example_inputs=args, example_kwargs=kwargs, cost="flops", gate=False)
         wrong = [f"K = {p.plan.K}: {w}" for p in (program, two) for w in problems(p, inputs)]
-        aux = [b.aux for p in (program, two) for b in p.plan.boundaries if b.aux is not None]
-        row = {"aux_kinds": [a.kind for a in aux], "aux_share": max((a.share for a in aux), default=0.0)}
+        aux = [net.record for p in (program, two) for net in p.auxnets]
+        row = {"aux_kinds": [a.kind for a in aux], "aux_share": max((a.forward_share for a in aux), default=0.0)}
     except Exception as error:
         wrong = [short(error)]
     return row | {"aux": "; ".join(wrong[:3]) if wrong else "right"}
@@ -52,7 +52,7 @@ def chain(program: Program, auxnets: Any, args: Any, kwargs: Any) -> list[tuple[
     lam: list[torch.Tensor] = []
     for stage, aux in zip(program.stages, auxnets, strict=False):
         io, own = stage._lp_io[True], aux._lp_io[True]
-        torch.manual_seed(SEED)
+        seeded(SEED)
         with torch.no_grad():
             xs = _list(stage(*lam, *(tensors[i] for i in io.inputs)))[: len(io.boundary)]
         lams = _list(aux(*(lam if own.lams else ()), *(tensors[i] for i in own.inputs)))

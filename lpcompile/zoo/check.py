@@ -6,6 +6,8 @@ The comparison here shares no code with the compiler's own gate: it would be no 
 from __future__ import annotations
 
 import copy
+import random
+import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -27,6 +29,10 @@ def check(entry: ZooEntry, K: int = 4, *, peers: bool = True, emit: bool = False
 
     With `emit` AuxNets and emitted code are checked too; to save time, without the gate and a second batch size.
     """
+    if entry.suite == "strangers":
+        from lpcompile.zoo.strangers.check import check_stranger
+
+        return check_stranger(entry, K)
     row: ZooRow = {"name": entry.name, "suite": entry.suite}
     try:
         model, make_inputs = entry.build()
@@ -87,6 +93,7 @@ def differences(
     inputs: Inputs,
     evaluate: bool = True,
     owner: nn.Module | None = None,
+    seed: int = SEED,
 ) -> list[str]:
     """Differences in outputs, gradients and buffers after a training step, and in outputs in evaluation.
 
@@ -97,22 +104,24 @@ def differences(
     for training in (True, False) if evaluate else (True,):
         for module in (model, owner or model):
             module.train(training)
-        left = _step(model, model, inputs, training, state)
-        right = _step(owner or model, other, inputs, training, state)
+        left = _step(model, model, inputs, training, state, seed)
+        right = _step(owner or model, other, inputs, training, state, seed)
         found += [f"{k} ({'train' if training else 'eval'})" for k in left if not _same(left[k], right.get(k))]
         found += [f"{k} is extra" for k in right if k not in left]
     model.train()
     return found
 
 
-def _step(model: nn.Module, call: Callable[..., Any], inputs: Inputs, training: bool, state: Any) -> dict[str, Any]:
+def _step(
+    model: nn.Module, call: Callable[..., Any], inputs: Inputs, training: bool, state: Any, seed: int
+) -> dict[str, Any]:
     model.load_state_dict(state, strict=False)
     model.zero_grad(set_to_none=True)
     args, kwargs = copy.deepcopy(inputs)
-    torch.manual_seed(SEED)
+    seeded(seed)
     with torch.set_grad_enabled(training):
         out = call(*args, **kwargs)
-    tensors = _tensors(out)
+    tensors = tensors_in(out)
     results: dict[str, Any] = {f"output {i}": t.detach().clone() for i, t in enumerate(tensors)}
     if training:
         loss = sum(t.square().mean() for t in tensors if t.requires_grad and t.is_floating_point())
@@ -125,15 +134,23 @@ def _step(model: nn.Module, call: Callable[..., Any], inputs: Inputs, training: 
     return results
 
 
-def _tensors(value: Any) -> list[torch.Tensor]:
+def seeded(seed: int) -> None:
+    """Seed every generator that a forward may draw from."""
+    torch.manual_seed(seed)
+    random.seed(seed)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(seed)
+
+
+def tensors_in(value: Any) -> list[torch.Tensor]:
     """Every tensor in nested containers, dataclasses and objects."""
     if isinstance(value, torch.Tensor):
         return [value]
     if isinstance(value, dict):
-        return [t for v in value.values() for t in _tensors(v)]
+        return [t for v in value.values() for t in tensors_in(v)]
     if isinstance(value, (list, tuple)):
-        return [t for v in value for t in _tensors(v)]
-    return [t for v in vars(value).values() for t in _tensors(v)] if hasattr(value, "__dict__") else []
+        return [t for v in value for t in tensors_in(v)]
+    return [t for v in vars(value).values() for t in tensors_in(v)] if hasattr(value, "__dict__") else []
 
 
 def _same(a: Any, b: Any) -> bool:
@@ -143,6 +160,7 @@ def _same(a: Any, b: Any) -> bool:
 
 
 def _bits(t: torch.Tensor) -> torch.Tensor:
+    t = t.to_dense() if t.is_sparse else t.resolve_conj()
     return t.contiguous().reshape(-1).view(torch.uint8) if t.numel() else t
 
 
@@ -194,7 +212,7 @@ def _forward_differences(model: nn.Module, call: Callable[..., Any], owner: nn.M
     args, kwargs = copy.deepcopy(inputs)
     with torch.no_grad():
         torch.manual_seed(SEED)
-        left = _tensors(twin(*args, **kwargs))
+        left = tensors_in(twin(*args, **kwargs))
         args, kwargs = copy.deepcopy(inputs)
         torch.manual_seed(SEED)
         right = [t for t in pytree.tree_leaves(call(*args, **kwargs)) if isinstance(t, torch.Tensor)]

@@ -19,6 +19,8 @@ from lpcompile.core.tables import table
 from lpcompile.zoo import find
 from lpcompile.zoo.entry import ZooEntry, ZooRow
 
+NOT_RUN = ("does not build", "not installed")
+
 
 def run(
     entries: Sequence[ZooEntry], *, K: int = 4, jobs: int = 1, seconds: float = 240.0, peers: bool = True,
@@ -128,7 +130,7 @@ def _progress(done: int, total: int, row: ZooRow) -> None:
 
 def report(rows: Sequence[ZooRow], K: int) -> str:
     """Coverage beside the peers, balance, and every model that is not exact with its reason."""
-    ran = [r for r in rows if r["status"] != "does not build"]
+    ran = [r for r in rows if r["status"] not in NOT_RUN]
     suites = list(dict.fromkeys(r["suite"] for r in ran))
     lines = [[s, *_coverage([r for r in ran if r["suite"] == s], K)] for s in suites]
     lines.append(["all", *_coverage(ran, K)])
@@ -137,9 +139,13 @@ def report(rows: Sequence[ZooRow], K: int) -> str:
     text = [table(lines, headers), "", "exact: outputs, every gradient and every buffer of a training step and the "
             "outputs in evaluation are bitwise the model's.", "The peers are held to outputs and buffers of a training "
             "forward only."]  # fmt: skip
-    misses = [r for r in rows if r["status"] != "exact"]
+    misses = [r for r in rows if r["status"] not in ("exact", "not installed")]
     fewer = [r for r in ran if r["status"] == "exact" and r.get("K", K) < K]
     not_emitted = [r for r in ran if r.get("emit", "exact") != "exact"]
+    absent = [r for r in rows if r["status"] == "not installed"]
+    if absent:
+        text += ["", f"Not installed ({len(absent)} models; pip install 'lpcompile[zoo]'):"]
+        text += [f"  {why}" for why in dict.fromkeys(r["why"] for r in absent)]
     no_aux = [r for r in ran if r.get("aux", "right") != "right"]
     for title, group, key in (("Not exact:", misses, "why"), ("Fewer stages than asked:", fewer, "fewer"),
                               ("AuxNets that are not right:", no_aux, "aux"),

@@ -14,7 +14,7 @@ from lpcompile.zoo.entry import InputMaker, Inputs, floats, generator, padding_m
 WIDTH = 16
 
 
-class Residual(nn.Module):
+class ResidualMlp(nn.Module):
     """The block that most of these models repeat: norm, two linear layers, add."""
 
     def __init__(self, width: int = WIDTH, dropout: float = 0.0) -> None:
@@ -29,7 +29,7 @@ class Residual(nn.Module):
 
 
 def residuals(count: int = 6, width: int = WIDTH, dropout: float = 0.0) -> nn.ModuleList:
-    return nn.ModuleList(Residual(width, dropout) for _ in range(count))
+    return nn.ModuleList(ResidualMlp(width, dropout) for _ in range(count))
 
 
 class FunctionalForward(nn.Module):
@@ -147,7 +147,7 @@ class NamedTupleOutput(nn.Module):
 
 
 class ListOutput(nn.Module):
-    """A feature pyramid: a list with one tensor a level."""
+    """A feature pyramid: a list with one tensor per level."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import fx, nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -14,6 +15,7 @@ from lpcompile.core.stage_io import TensorSpec
 from lpcompile.passes.capture.record.shadow import fake_tensor
 from lpcompile.passes.graph.fake_norm import QuickNorms
 from lpcompile.passes.graph.module import TwoModeModule
+from lpcompile.passes.graph.untouched import attributes_kept
 
 
 class Mismatch(Exception):
@@ -23,6 +25,8 @@ class Mismatch(Exception):
 def checked_flops(aux: TwoModeModule, wanted: tuple[TensorSpec, ...], batch_free: bool = True) -> float:
     """FLOPs of a forward pass at the compiled batch size, 0 if unknown. Raises `Mismatch` unless the results are as
     `wanted` at that size and, if `batch_free`, at one more."""
+    if any(p.requires_grad for p in aux.parameters()) and not learns(aux._lp_graphs[True], aux):
+        raise Mismatch("no gradient reaches its parameters from its results")
     placeholders = [n.meta["spec"] for n in aux._lp_graphs[True].nodes if n.op == "placeholder"]
     batch = next((s // c for spec in placeholders for s, c in zip(spec.shape, spec.batch, strict=False) if c), None)
     flops = 0.0
@@ -37,6 +41,24 @@ def checked_flops(aux: TwoModeModule, wanted: tuple[TensorSpec, ...], batch_free
     return flops
 
 
+def learns(graph: fx.Graph, aux: nn.Module) -> bool:
+    """Whether a result depends on a trained parameter by steps that hand a gradient on (not detach, not argmin)."""
+    trained: set[fx.Node] = set()
+    for node in graph.nodes:
+        spec = node.meta.get("spec")
+        own = node.op in ("get_attr", "call_module") and _has_trained(aux, str(node.target))
+        if (own or any(n in trained for n in node.all_input_nodes)) and (spec is None or spec.requires_grad):
+            trained.add(node)
+    return any(n.op == "output" and n in trained for n in graph.nodes)
+
+
+def _has_trained(aux: nn.Module, target: str) -> bool:
+    """Whether a module or tensor of the network is or holds a trained parameter."""
+    return any(
+        p.requires_grad for n, p in aux.named_parameters(remove_duplicate=False) if f"{n}.".startswith(f"{target}.")
+    )
+
+
 def _run(aux: TwoModeModule, inputs: list[tuple[tuple[int, ...], torch.dtype]]) -> tuple[list[object], float] | None:
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     state = {**dict(aux.named_parameters(remove_duplicate=False)), **dict(aux.named_buffers(remove_duplicate=False))}
@@ -49,7 +71,7 @@ def _run(aux: TwoModeModule, inputs: list[tuple[tuple[int, ...], torch.dtype]]) 
     try:
         with mode, torch.no_grad(), QuickNorms(), counter:
             tensors = [torch.zeros(shape, dtype=dtype, device=device) for shape, dtype in inputs]
-            with _swapped(aux, fakes):
+            with attributes_kept(list(aux.modules())), _swapped(aux, fakes):  # a layer may cache a fake tensor
                 result = aux(*tensors)
     except (DataDependentOutputException, DynamicOutputShapeException):
         return None  # the shapes depend on real data

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from torch import fx
+from torch import fx, nn
 
 from lpcompile.passes.auxnet import low_rank
 from lpcompile.passes.auxnet.channels import ChannelSet, channel_sets
@@ -73,12 +73,13 @@ class Chooser:
         return Choice(made, tuple(dropped), partial, thinned, scales, cost)
 
     def learns(self, choice: Choice) -> bool:
-        """Whether any parameters are left."""
+        """Whether any parameters are left. A layer that the model skips at random is held by a `get_attr`."""
+        held: dict[str, object] = {**dict(self.stage.named_parameters()), **dict(self.stage.named_modules())}
         for node in choice.graph.nodes:
-            if node.op == "call_module":
-                if next(submodule(self.stage, str(node.target)).parameters(), None) is not None:
-                    return True
-            elif node.op == "get_attr" and str(node.target) in dict(self.stage.named_parameters()):
+            owner = held.get(str(node.target)) if node.op in ("call_module", "get_attr") else None
+            if isinstance(owner, nn.Parameter):
+                return True
+            if isinstance(owner, nn.Module) and next(owner.parameters(), None) is not None:
                 return True
         return False
 

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from lpcompile.errors import UsageError
+from lpcompile.errors import LpError, PlanError, UsageError
 from lpcompile.passes.auxnet import low_rank
 from lpcompile.passes.auxnet.adapter import Adapter, possible
 from lpcompile.passes.auxnet.channels import thin
@@ -38,7 +38,7 @@ FRESH_SEED = 1  # of fresh weights: the same on every rank, independent of the u
 class AuxRecord:
     """How an AuxNet was derived."""
 
-    kind: str  # "derived", "tied", "adapter", "whole" (a copy of the stage: nothing smaller runs) or "user"
+    kind: str  # "derived", "tied", "adapter", "whole" (a copy of the stage: nothing smaller runs), "cut" or "user"
     init: str
     kept: tuple[str, ...] = ()  # blocks by name
     dropped: tuple[str, ...] = ()
@@ -47,6 +47,8 @@ class AuxRecord:
     split: tuple[str, ...] = ()  # layers replaced by two thinner ones
     forward_share: float = 0.0  # estimated, of the stage's forward cost
     backward_share: float = 0.0
+    note: str = ""  # why it is no smaller form of the stage, where that is no choice
+    made: str = ""  # which piece of a smaller model it is, where it was cut from one
 
 
 class AuxNet(TwoModeModule):
@@ -95,22 +97,50 @@ def derive(
     prices = {n.name: costs.get(n.name, (0.0, 0.0)) if costs else flops_of(n) for n in graph.nodes}
     total = (sum(f for f, _ in prices.values()) or 1.0, sum(b for _, b in prices.values()) or 1.0)
     sums = {n: f + b for n, (f, b) in prices.items()}
-    choice = choose(stage, graph, sums, budget, tied=form == "tied", init=init, shared=shared, head=head)
-    if choice is not None:
-        aux = _built(stage, choice, form, init, seed)
-        parts = [prices.get(n.name, (0.0, 0.0)) for n in choice.graph.nodes]
-        scales = [choice.scales.get(n.name, 1.0) for n in choice.graph.nodes]
-        spent = [sum(p[i] * s for p, s in zip(parts, scales, strict=True)) for i in (0, 1)]
-        if _flops_if_it_fits(aux, batch_free) is not None:
+    note = ""
+    try:  # a stranger's layer may refuse to be copied, thinned or run by itself: that must not end the compilation
+        choice = choose(stage, graph, sums, budget, tied=form == "tied", init=init, shared=shared, head=head)
+        aux = None if choice is None else _built(stage, choice, form, init, seed)
+        if choice is not None and aux is not None and _flops_if_it_fits(aux, batch_free) is not None:
+            parts = [prices.get(n.name, (0.0, 0.0)) for n in choice.graph.nodes]
+            scales = [choice.scales.get(n.name, 1.0) for n in choice.graph.nodes]
+            spent = [sum(p[i] * s for p, s in zip(parts, scales, strict=True)) for i in (0, 1)]
             return _recorded(aux, _record(choice, form, init), spent[0] / total[0], spent[1] / total[1])
-    until = _last_layers(stage, graph, sums, budget) if head else None
+    except LpError:
+        raise
+    except Exception as error:
+        note = f"its stage cannot be made smaller ({type(error).__name__}: {error})"
+    try:
+        return _adapter(stage, graph, budget, seed, init, batch_free, note, _last_layers if head else None, sums)
+    except Exception as error:
+        raise PlanError(
+            f"no AuxNet can be made for {stage._lp_name} ({note or 'it has no residual blocks'}; an adapter fails: "
+            f"{type(error).__name__}: {error}); train without AuxNets (method='stream' or '1f1b'), or give your own "
+            f"with auxnet="
+        ) from error
+
+
+def _adapter(
+    stage: Stage,
+    graph: fx.Graph,
+    budget: float,
+    seed: int,
+    init: str,
+    batch_free: bool,
+    note: str,
+    last_layers: Callable[..., fx.Node | None] | None,
+    costs: Mapping[str, float],
+) -> AuxNet:
+    """An adapter, or a copy of the stage where no adapter fits."""
+    until = last_layers(stage, graph, costs, budget) if last_layers is not None else None
     aux = _adapted(stage, graph, budget, seed, init, until)
     flops = _flops_if_it_fits(aux, batch_free)
-    if flops is None:  # nothing smaller runs: a copy of the stage
+    if flops is None:  # nothing smaller runs
         copied = rewrite(graph, stage, boundary_values(graph, len(aux_io(aux).boundary)), ())
-        return _recorded(assemble(stage, copied, aux_layers(stage, copied)), AuxRecord("whole", "copy"), 1.0, 1.0)
+        whole = assemble(stage, copied, aux_layers(stage, copied))
+        return _recorded(whole, AuxRecord("whole", "copy", note=note), 1.0, 1.0)
     share = flops / (sum(flops_of(n)[0] for n in graph.nodes) or 1.0)
-    return _recorded(aux, AuxRecord("adapter", "fresh"), share, share)
+    return _recorded(aux, AuxRecord("adapter", "fresh", note=note), share, share)
 
 
 def flops_of(node: fx.Node) -> tuple[float, float]:

@@ -11,7 +11,8 @@ import torch
 from torch import fx, nn
 from torch.nn.modules.dropout import _DropoutNd
 
-from lpcompile.passes.graph.module import submodule
+from lpcompile.passes.graph.calls import Switched, plain_call, switch
+from lpcompile.passes.graph.module import forward_of, submodule
 from lpcompile.passes.graph.residual import Residual
 
 DROPOUTS = set("dropout dropout1d dropout2d dropout3d alpha_dropout feature_dropout feature_alpha_dropout".split())
@@ -113,6 +114,8 @@ def rewrite(
     def sources(node: fx.Node) -> Iterable[fx.Node]:
         if node in norms:
             return [norms[node].shortcut]
+        if _is_switched(node):  # an AuxNet does not draw: it runs the layer
+            return [n for n in node.all_input_nodes if n is not node.args[0]]
         return [replace[node][0]] if node in replace else node.all_input_nodes
 
     keep = needed(values, instead, writers(graph), sources)
@@ -140,8 +143,17 @@ def _norm_chain(graph: fx.Graph, block: Residual, value: fx.Node) -> fx.Node:
     return value
 
 
+def _is_switched(node: fx.Node) -> bool:
+    return node.target is switch or isinstance(node.target, Switched)
+
+
 def _copy(graph: fx.Graph, node: fx.Node, get: Callable[[fx.Node], fx.Node], source: fx.Graph) -> fx.Node:
-    copied = graph.node_copy(node, get)
+    if _is_switched(node):
+        target, rest = plain_call(node)
+        arguments, keywords = fx.map_arg((rest, dict(node.kwargs)), get)
+        copied = graph.call_function(target, tuple(arguments), keywords)
+    else:
+        copied = graph.node_copy(node, get)
     copied.meta = dict(node.meta)
     if node.op == "call_function" and "dropout_p" in node.kwargs:  # scaled_dot_product_attention
         copied.kwargs = {**copied.kwargs, "dropout_p": 0.0}
@@ -197,7 +209,7 @@ def _is_dropout(node: fx.Node, modules: nn.Module) -> bool:
         layer = submodule(modules, str(node.target))
         if isinstance(layer, (_DropoutNd, nn.Identity)):
             return True
-        code = getattr(type(layer).forward, "__code__", None)
+        code = getattr(forward_of(layer), "__code__", None)
         own = not type(layer).__module__.startswith("torch.nn.")
         empty = next(layer.parameters(), None) is None and next(layer.buffers(), None) is None
         same = node.meta.get("spec") is not None and node.meta.get("spec") == node.args[0].meta.get("spec")

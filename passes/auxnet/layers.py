@@ -11,7 +11,7 @@ from torch import fx, nn
 from torch.nn.modules.dropout import _DropoutNd
 
 from lpcompile.passes.graph.module import submodule
-from lpcompile.passes.split.split import registered
+from lpcompile.passes.split.split import plain_attribute, registered
 
 INITS = ("fresh", "copy", "consistent")
 
@@ -33,9 +33,9 @@ def aux_layers(
             found[target] = _without_dropout(detached_copy(submodule(stage, target), memo))
         elif node.op == "get_attr" and target not in found:
             value = registered(stage, target)
-            if value is None:
-                raise AttributeError(target)
-            found[target] = copy.deepcopy(value, memo)
+            value = plain_attribute(stage, target) if value is None else value
+            whole = isinstance(value, nn.Module)
+            found[target] = _without_dropout(detached_copy(value, memo)) if whole else copy.deepcopy(value, memo)
     if not tied:
         for value in found.values():
             for parameter in parameters_of(value):

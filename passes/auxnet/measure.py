@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from lpcompile.core.progress import Progress, silent
+from lpcompile.core.system.progress import Progress, silent
 from lpcompile.passes.auxnet.derive import AuxNet
 from lpcompile.passes.graph.module import TwoModeModule
 from lpcompile.passes.graph.untouched import untouched
@@ -19,7 +19,7 @@ from lpcompile.passes.split.split import Stage, stage_io
 MAX_DERIVATIONS = 4
 CLOSE_ENOUGH = (0.94, 1.05)  # measured share over requested share
 REPEATS, MIN_REPEATS = 7, 2  # timed steps
-CALIBRATION_SECONDS = 6.0  # for all AuxNets of a model, about
+CALIBRATION_SECONDS = 3.0  # for all AuxNets of a model, about
 StepTime = tuple[float, float]  # ms of forward and backward
 
 
@@ -41,10 +41,10 @@ class Effort:
         return 2 if self.slow else MAX_DERIVATIONS
 
 
-def effort_for(step: float, progress: Progress = silent) -> Effort:
-    """The effort that fits CALIBRATION_SECONDS if a step of all stages takes `step` ms. (Timing an AuxNet adds a third
+def effort_for(step: float, progress: Progress = silent, seconds: float = CALIBRATION_SECONDS) -> Effort:
+    """The effort that fits `seconds` if a step of all stages takes `step` ms. (Timing an AuxNet adds a third
     to timing its stage, and every other AuxNet is derived twice.)"""
-    often = int(CALIBRATION_SECONDS * 1e3 / (2 * step)) if step else REPEATS
+    often = int(seconds * 1e3 / (2 * step)) if step else REPEATS
     return Effort(min(REPEATS, max(MIN_REPEATS, often)), progress)
 
 

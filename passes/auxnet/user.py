@@ -1,4 +1,4 @@
-"""The user's own AuxNets: `auxnet=factory(in_spec, out_spec, stage)`, or a module for each boundary."""
+"""The user's own AuxNets: `auxnet=factory(in_spec, out_spec, stage)`, a module for each boundary, or a model to cut."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from lpcompile.errors import UsageError
 from lpcompile.passes.auxnet.adapter import noted
 from lpcompile.passes.auxnet.check import Mismatch, checked_flops
 from lpcompile.passes.auxnet.derive import AuxNet, AuxRecord, assemble
+from lpcompile.passes.auxnet.smaller import SmallerModel, pieces
 from lpcompile.passes.split.split import Stage, stage_io
 
-Given = Callable[..., nn.Module] | nn.Module | Sequence[nn.Module | None] | Mapping[int, nn.Module]
+Given = Callable[..., nn.Module] | Sequence[nn.Module | None] | Mapping[int, nn.Module]
 
 
 def given_module(given: Given, k: int, stages: Sequence[Stage]) -> nn.Module | None:
@@ -29,10 +30,6 @@ def given_module(given: Given, k: int, stages: Sequence[Stage]) -> nn.Module | N
         if len(given) != count:
             raise UsageError(f"auxnet has {len(given)} modules; K = {len(stages)} stages have {count} boundaries")
         found = given[k]
-    elif isinstance(given, nn.Module):
-        if count != 1:
-            raise UsageError(f"auxnet is one module, and there are {count} boundaries: give a list, or a factory")
-        found = given
     elif callable(given):
         found = _call(given, k, stages[k])
     else:
@@ -40,6 +37,16 @@ def given_module(given: Given, k: int, stages: Sequence[Stage]) -> nn.Module | N
     if found is not None and not isinstance(found, nn.Module):
         raise UsageError(f"the auxnet for boundary {k + 1} is a {type(found).__name__}, not a torch.nn.Module")
     return found
+
+
+def auxnets_of_model(given: SmallerModel, stages: Sequence[Stage]) -> list[AuxNet]:
+    """AuxNets from one module: of a single boundary it may be the AuxNet itself, else it is a model to cut."""
+    if len(stages) == 2:
+        try:
+            return [wrap(given.model, 0, stages[0])]
+        except UsageError:
+            pass
+    return pieces(given, stages)
 
 
 def _call(factory: Callable[..., Any], k: int, stage: Stage) -> Any:

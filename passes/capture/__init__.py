@@ -1,7 +1,8 @@
 """Capture: from an nn.Module and example inputs to a graph of its operations, under the model's own names.
 
 In reading order: `capture` (the pass), `captured` (its result), `signature` (how the model is called), `attempt` (one
-way to record, and what is kept whole), `record` (one recording), `batch_freedom` (recordings at other batch sizes),
+way to record, and what is kept whole), `record` (one recording), `switches` (layers that are skipped at random),
+`batch_freedom` (recordings at other batch sizes),
 `attribute_guard` (attributes that must not change afterwards), `explain` (error messages).
 
 Imports `errors`, `core`, `passes.graph` and itself.

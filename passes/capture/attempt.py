@@ -13,10 +13,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from lpcompile.passes.capture import explain
 from lpcompile.passes.capture.record.caches import FunctionCaches, forget_fakes
+from lpcompile.passes.capture.record.draws import Chooser, by_type_checks
 from lpcompile.passes.capture.record.recorder import Recorder
 from lpcompile.passes.capture.record.refusal import Unrecordable
 from lpcompile.passes.capture.record.shadow import Shadow, fake_tensor
 from lpcompile.passes.capture.signature import Rebuild, Signature
+from lpcompile.passes.capture.switches import Branches, Learned, Merger, NotASwitch, blocks, segments
 from lpcompile.passes.graph.mutation import Change, changes, snapshot
 from lpcompile.passes.graph.tree import Tree
 from lpcompile.passes.graph.untouched import python_rng_state, untouched
@@ -50,15 +52,70 @@ class Attempt:
     caches: FunctionCaches = field(default_factory=FunctionCaches)
     watch_random: bool = False
     warmed: bool = False
+    switching: dict[bool, bool] = field(default_factory=dict)  # by mode: record what is skipped at random as switches
+    learned: dict[bool, Learned] = field(default_factory=dict)  # how, from the first recording in each mode
+    choosers: list[Chooser] = field(default_factory=list)  # functions that pick layers from a list at random
+    own_attributes: set[str] = field(default_factory=set)  # attributes that forward sets
+    blocks: set[str] = field(default_factory=set)  # layers that are kept whole only because they are switches
 
     def record(self, tensors: list[torch.Tensor], training: bool, rebuild: Rebuild) -> Recording:
+        """One recording; where layers are skipped at random, several that are merged into one."""
+        learned = self.learned.get(training)
+        if learned is not None:  # at another batch size: one recording is enough
+            branches = Branches(lambda k: learned.outcome)
+            recorder, tree = self._recorded(tensors, training, rebuild, branches)
+            try:
+                learned.apply(recorder.graph, branches)
+            except NotASwitch as error:
+                raise Unrecordable("", f"layers that are skipped at random differ with the batch: {error}") from error
+            return self._finished((recorder, tree))
+        if self.switching.get(training):
+            before = set(self.kept_whole)
+            try:
+                return self._switched(tensors, training, rebuild)
+            except (NotASwitch, Unrecordable):
+                self.switching[training] = False
+                self.kept_whole = before - self.blocks
+        return self._finished(self._recorded(tensors, training, rebuild))
+
+    def _switched(self, tensors: list[torch.Tensor], training: bool, rebuild: Rebuild) -> Recording:
+        def recorded(answer: Callable[[int], bool]) -> tuple[Recorder, Tree, Branches]:
+            branches = Branches(answer)
+            recorder, tree = self._recorded(tensors, training, rebuild, branches)
+            return recorder, tree, branches
+
+        ends = {outcome: recorded(lambda k, outcome=outcome: outcome) for outcome in (False, True)}  # type: ignore[misc]
+        outcome = len(ends[True][0].graph.nodes) > len(ends[False][0].graph.nodes)
+        full, bare = ends[outcome], ends[not outcome]
+        if len(full[2].flags) != len(bare[2].flags):
+            raise NotASwitch("the number of draws depends on what was drawn")
+        count = len(full[2].flags)
+        found = blocks(segments(full[0].graph, full[2]), segments(bare[0].graph, bare[2]), full[2].paths)
+        if not self.kept_whole.issuperset(found):
+            self.blocks.update(set(found) - self.kept_whole)
+            self.kept_whole.update(found)
+            raise Again
+        merger = Merger(full[0].graph, full[2])
+        for odd in (0, 1) if count > 1 else (0,):
+            skipped = set(range(odd, count, 2))
+            some = recorded(lambda k, skipped=skipped: (k in skipped) != outcome)  # type: ignore[misc]
+            merger.learn(some[0].graph, some[2], skipped)
+        merger.learn(bare[0].graph, bare[2], set(range(count)))
+        self.learned[training] = merger.learned(outcome)
+        self.learned[training].apply(full[0].graph, full[2])
+        return self._finished((full[0], full[1]))
+
+    def _recorded(
+        self, tensors: list[torch.Tensor], training: bool, rebuild: Rebuild, branches: Branches | None = None
+    ) -> tuple[Recorder, Tree]:
         shadow = Shadow(self.model, None if self.real else self.fake_mode, self.fakes)
         if shadow.root.training != training:
             shadow.root.train(training)
         convert = self._alias if self.real else self._fake_input
         inputs = [convert(t) for t in tensors]
         args, kwargs = rebuild(inputs)
-        recorder = Recorder(shadow, frozenset(self.kept_whole), self.specialise, self.watch_random)
+        recorder = Recorder(shadow, frozenset(self.kept_whole), self.specialise, self.watch_random, branches,
+                            self.choosers)  # fmt: skip
         before, generators = snapshot(shadow.root), python_rng_state()
         names = [name for name, _ in self.signature.inputs]
         try:
@@ -68,12 +125,12 @@ class Attempt:
         finally:
             self.caches.forget_fakes()
         self._check_state(recorder, before, generators, lambda: shadow.root(*args, **kwargs))
+        return recorder, tree
+
+    def _finished(self, made: tuple[Recorder, Tree]) -> Recording:
+        recorder, tree = made
         recorder.graph.eliminate_dead_code(_has_effect)
-        leaves = [self.model.get_submodule(str(n.target)) for n in recorder.graph.nodes if n.op == "call_module"]
-        own = any(not type(m).__module__.startswith("torch.nn.") for m in leaves)  # its output may depend on the mode
-        return Recording(
-            recorder.graph, tree, dict(recorder.constants), recorder.reads_training or own, recorder.reads_sizes
-        )
+        return Recording(recorder.graph, tree, dict(recorder.constants), recorder.reads_training, recorder.reads_sizes)
 
     @staticmethod
     def _alias(tensor: torch.Tensor) -> torch.Tensor:
@@ -86,17 +143,12 @@ class Attempt:
 
     def _check_state(self, recorder: Recorder, before: Any, generators: Any, run: Callable[[], Any]) -> None:
         """Refuse modules that change their own state in a way that a graph cannot replay."""
-        if python_rng_state() != generators:
-            if not self.watch_random:
-                self.watch_random = True  # record once more to learn which module it was
-                raise Again
-            reason = "forward draws from Python's or numpy's random generator"
-            remedy = "draw from torch's generator (torch.rand, torch.bernoulli) and use the result as a tensor"
-            raise Unrecordable(recorder.random_path or "", reason, remedy=remedy)
+        self._check_chance(recorder, generators)
         called = {n.target for n in recorder.graph.nodes if n.op == "call_module"} | self.kept_whole
         refusals, large = [], []
         for change in changes(before, recorder.shadow.root, called):
             name = f"{change.path}.{change.attribute}".strip(".")
+            self.own_attributes.add(name)
             if change.what != "buffer" and self._share(change.path) >= 0.5:
                 large.append((name, change))
             else:
@@ -106,6 +158,21 @@ class Attempt:
             refusals[0].also = refusals[1:]
             raise refusals[0]
         self._check_large(large, recorder.shadow.root, run)
+
+    def _check_chance(self, recorder: Recorder, generators: Any) -> None:
+        """Refuse draws from Python's or numpy's generator that are not in the graph."""
+        if python_rng_state() == generators:
+            return
+        if not self.watch_random:
+            self.watch_random = True  # record once more to learn which module it was
+            raise Again
+        if by_type_checks(recorder.drawing_files) and python_rng_state()[1:] == generators[1:]:
+            return
+        reason = "forward draws from Python's or numpy's random generator"
+        remedy = "draw from torch's generator (torch.rand, torch.bernoulli) and use the result as a tensor"
+        refusal = Unrecordable(recorder.random_path or "", reason, remedy=remedy)
+        refusal.drawn = recorder.branches is None
+        raise refusal
 
     def _check_large(self, large: list[tuple[str, Change]], root: nn.Module, run: Callable[[], Any]) -> None:
         """Refuse attributes that change at every call, in modules too large to keep whole."""
@@ -135,6 +202,16 @@ class Attempt:
             contextlib.suppress(Exception),
         ):
             self.model(*args, **kwargs)
+
+    def fails_on(self, tensors: list[torch.Tensor], rebuild: Rebuild) -> bool:
+        """Whether the model itself cannot run on these inputs."""
+        args, kwargs = rebuild(tensors)
+        try:
+            with untouched(self.model, dict(self.model.named_parameters())), torch.enable_grad():
+                self.model(*args, **kwargs)
+        except Exception:
+            return not explain.has_meta(self.model)
+        return False
 
     def keep_whole(self, refusal: Unrecordable) -> None:
         """Keep the module whole; from the second refusal of a class on, keep all modules of that class whole."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from torch import nn
@@ -13,10 +14,11 @@ Facts = dict[str, dict[str, Any]]
 
 
 class AttributeGuard:
-    """Numbers, flags and hooks of the traced modules; leaves read theirs at every call and need no guard."""
+    """Numbers, flags and hooks of the traced modules; leaves read theirs at every call and need no guard, and `own` are
+    attributes that forward itself sets."""
 
-    def __init__(self, model: nn.Module, leaves: set[str]) -> None:
-        self.model = model
+    def __init__(self, model: nn.Module, leaves: set[str], own: Collection[str] = ()) -> None:
+        self.model, self.own = model, frozenset(own)
         self.modules = [(p, m) for p, m in model.named_modules() if not inside(p, leaves)]
         self.facts: dict[bool, Facts] = {}
         for mode in (True, False):
@@ -26,20 +28,27 @@ class AttributeGuard:
 
     def accept(self, mode: bool) -> None:
         """Take the current attributes as those of the graph of this mode."""
-        self.facts[mode] = {path: _facts(module) for path, module in self.modules}
+        self.facts[mode] = {path: self._facts(path, module) for path, module in self.modules}
 
     def changed(self, mode: bool) -> str | None:
         """The first attribute that differs from the graph of this mode, in words; None if none does."""
         for path, module in self.modules:
-            before, now = self.facts[mode][path], _facts(module)
-            if before != now:
-                keys = [k for k in {**before, **now} if before.get(k) != now.get(k)]
-                where = f"{path}.{keys[0]}" if path else keys[0]
-                return f"{where} is {now.get(keys[0])!r} now and was {before.get(keys[0])!r}"
+            before, now = self.facts[mode][path], self._facts(path, module)
+            for key in {**before, **now}:
+                if key not in before or key not in now or before[key] != now[key]:
+                    return f"{_join(path, key)} is {_shown(now, key)} now and was {_shown(before, key)}"
         return None
 
+    def _facts(self, path: str, module: nn.Module) -> dict[str, Any]:
+        held = {k: v for k, v in vars(module).items() if k not in INTERNAL and isinstance(v, SCALARS)}
+        facts: dict[str, Any] = {k: v for k, v in held.items() if _join(path, k) not in self.own}
+        facts["forward hooks"] = (*module._forward_pre_hooks, *module._forward_hooks)
+        return facts
 
-def _facts(module: nn.Module) -> dict[str, Any]:
-    facts: dict[str, Any] = {k: v for k, v in vars(module).items() if k not in INTERNAL and isinstance(v, SCALARS)}
-    facts["forward hooks"] = (*module._forward_pre_hooks, *module._forward_hooks)
-    return facts
+
+def _join(path: str, key: str) -> str:
+    return f"{path}.{key}" if path else key
+
+
+def _shown(facts: dict[str, Any], key: str) -> str:
+    return repr(facts[key]) if key in facts else "no number, flag or string"

@@ -23,8 +23,9 @@ def free_batch(
     batch = batch_size(tensors)
     if batch is None:
         return {}, None
-    reason = ""
-    for size in (batch + 1, batch + 2, 2 * batch):
+    rows = _numbers_rows(tensors, batch) and attempt.fails_on(resized(tensors, 2), rebuild)
+    reason = "an input refers to rows of another by number, so these are no samples" if rows else ""
+    for size in () if rows else (batch + 1, batch + 2, 2 * batch):
         other = resized(tensors, size)
         smaller = _small_images(recording.graph, other, batch)
         for probe in [smaller, other] if smaller is not None else [other]:
@@ -46,6 +47,12 @@ def free_batch(
             node.meta["spec"] = node.meta["spec"].with_batch(())
     attempt.notes.append(f"the graph is tied to batch size {batch}: {reason}")
     return {}, None
+
+
+def _numbers_rows(tensors: list[torch.Tensor], batch: int) -> bool:
+    """Whether integers among the inputs may be numbers of rows, as the edges of a graph number its nodes."""
+    integers = [t for t in tensors if t.dtype in (torch.int32, torch.int64) and t.numel() and t.device.type != "meta"]
+    return any(2 <= int(t.max()) < batch for t in integers)
 
 
 def _small_images(graph: fx.Graph, tensors: list[torch.Tensor], batch: int) -> list[torch.Tensor] | None:

@@ -99,7 +99,10 @@ def _insist(
             continue
         except Unrecordable as error:
             path = error.path
-            if error.stray and not attempt.warmed and not explain.has_meta(attempt.model):
+            if error.drawn and training not in attempt.switching:
+                attempt.switching[training] = True
+                attempt.choosers += [error.chooser] if error.chooser is not None else []
+            elif error.stray and not attempt.warmed and not explain.has_meta(attempt.model):
                 attempt.warm_caches(tensors, rebuild)
             elif path and path not in attempt.kept_whole:
                 for refusal in (error, *error.also):
@@ -137,7 +140,7 @@ def _assemble(attempt: Attempt, modes: dict[bool, Recording], free: bool, small:
         batch_free=free,
         small_inputs=small,
         written=tuple(sorted(_state_writes(modes) & set(dict(model.named_parameters())))),
-        attribute_guard=AttributeGuard(model, leaves),
+        attribute_guard=AttributeGuard(model, leaves, attempt.own_attributes),
     )
     captured = Captured({m: r.graph for m, r in modes.items()}, f"Captured{type(model).__name__}", _lp=info)
     captured._lp_fill(model, state)

@@ -13,8 +13,9 @@ import torch
 from torch import nn
 
 from lpcompile.errors import CaptureError, UsageError
-from lpcompile.passes.capture.record.refusal import ModuleTrail, Unrecordable
+from lpcompile.passes.capture.record.refusal import SIZED_BY_DATA, ModuleTrail, Unrecordable
 from lpcompile.passes.capture.record.values import is_library
+from lpcompile.passes.graph.module import forward_of
 
 
 def check_model(model: Any) -> None:
@@ -27,6 +28,9 @@ def check_model(model: Any) -> None:
         raise UsageError(
             f"the model is wrapped in {type(model).__name__}; pass model.{wrapped} (wrap or compile the stages instead)"
         )
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        if torch.nn.parameter.is_lazy(tensor):
+            raise CaptureError(f"{name} is lazy and has no shape yet; run the model once on a batch, then compile it")
     if isinstance(model, torch.jit.ScriptModule):
         raise UsageError("a TorchScript module has no Python forward to record; pass the nn.Module it was made from")
 
@@ -48,7 +52,7 @@ def _reason(error: Exception) -> str:
     if "DataDependent" in name or "data-dependent" in str(error).lower():
         return "what it does next depends on the values in a tensor (an if, a loop or a size)"
     if "DynamicOutputShape" in name:
-        return "the shape of a result depends on the values in a tensor"
+        return SIZED_BY_DATA
     return f"{name}: {text}"
 
 
@@ -91,14 +95,15 @@ def capture_error(model: nn.Module, error: Unrecordable, tensors: list[torch.Ten
 
 def _forward_of(module: nn.Module) -> str:
     """The first line of a module's forward, for refusals without a line of their own (a consumed generator)."""
-    code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
+    forward = forward_of(module)
+    code = None if forward is None else getattr(inspect.unwrap(forward), "__code__", None)
     return f"{code.co_filename}:{code.co_firstlineno} in {code.co_name}" if code is not None else ""
 
 
 def _fails_by_itself(model: nn.Module, tensors: list[torch.Tensor], rebuild: Any) -> str | None:
     args, kwargs = rebuild(tensors)
     try:
-        with torch.no_grad():
+        with torch.enable_grad():  # a forward may take gradients itself
             model(*args, **kwargs)
     except Exception as error:
         if has_meta(model) and (isinstance(error, NotImplementedError) or "meta" in str(error)):

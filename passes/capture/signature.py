@@ -6,7 +6,7 @@ import builtins
 import inspect
 import keyword
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -133,7 +133,7 @@ def example_call(
     kwargs = dict(example_kwargs or {})
     if example_inputs is None:
         return (), kwargs
-    if isinstance(example_inputs, dict) and not isinstance(example_inputs, torch.Tensor):
+    if isinstance(example_inputs, Mapping) and not isinstance(example_inputs, torch.Tensor):
         names = parameters.parameters
         open_ended = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in names.values())
         if all(isinstance(k, str) and (k in names or open_ended) for k in example_inputs):

@@ -2,51 +2,28 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
 import operator
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-import torch.nn.functional as F
 from torch import fx
 
-from lpcompile.passes.codegen.names import quote
-from lpcompile.passes.codegen.values import Names, Unprintable, refuse
+from lpcompile.passes.codegen.operators import (
+    ATOM,
+    IN_PLACE,
+    IN_PLACE_METHODS,
+    INFIX,
+    METHODS,
+    Expr,
+    infix,
+    is_operator,
+    scaled,
+    size_text,
+)
+from lpcompile.passes.codegen.text.names import quote
+from lpcompile.passes.codegen.text.values import Names, Unprintable, is_default, refuse
 from lpcompile.passes.graph import calls
-
-ATOM = 20
-_INFIX: dict[Any, tuple[str, int]] = {
-    operator.add: ("+", 10), operator.sub: ("-", 10), operator.mul: ("*", 11), operator.truediv: ("/", 11),
-    operator.floordiv: ("//", 11), operator.mod: ("%", 11), operator.matmul: ("@", 11), operator.pow: ("**", 13),
-    operator.and_: ("&", 8), operator.or_: ("|", 6), operator.xor: ("^", 7), operator.lshift: ("<<", 9),
-    operator.rshift: (">>", 9), operator.lt: ("<", 5), operator.le: ("<=", 5), operator.gt: (">", 5),
-    operator.ge: (">=", 5), operator.eq: ("==", 5), operator.ne: ("!=", 5),
-}  # fmt: skip
-# Tensor methods that Python's operators call.
-_METHODS = {"add": "+", "sub": "-", "mul": "*", "div": "/", "matmul": "@", "pow": "**", "lt": "<", "le": "<=",
-            "gt": ">", "ge": ">=", "eq": "==", "ne": "!="}  # fmt: skip
-_LEVELS = dict(_INFIX.values())
-_IN_PLACE = {
-    operator.iadd: "+=", operator.isub: "-=", operator.imul: "*=", operator.itruediv: "/=", operator.ifloordiv: "//=",
-    operator.imod: "%=", operator.ipow: "**=", operator.iand: "&=", operator.ior: "|=", operator.ixor: "^=",
-    operator.ilshift: "<<=", operator.irshift: ">>=",
-}  # fmt: skip
-_IN_PLACE_METHODS = {"add_": "+=", "sub_": "-=", "mul_": "*=", "div_": "/="}
-
-
-@dataclass(frozen=True)
-class Expr:
-    """Source text and its precedence."""
-
-    text: str
-    level: int = ATOM
-    kind: str = "name"  # "method", "index", "call", "function" or "infix"
-
-    def within(self, level: int) -> str:
-        return self.text if self.level >= level else f"({self.text})"
-
 
 Value = Callable[[fx.Node], Expr]
 
@@ -61,37 +38,43 @@ class Operation:
     kwargs: dict[str, Any]
     contexts: tuple[str, ...] = ()
     together: bool = True  # whether neighbours may share one block
+    skipped: tuple[Any, ...] = ()  # flag, outcome and otherwise of a step that is skipped at random
+
+    @property
+    def in_block(self) -> bool:
+        """Whether it stands in a block of its own, a `with` or an `if`."""
+        return bool(self.contexts) or self.guarded
+
+    @property
+    def guarded(self) -> bool:
+        """Whether it is skipped at random with everything that reads it, so that it has no other value."""
+        return bool(self.skipped) and self.skipped[2] is None
 
     @property
     def in_place(self) -> str | None:
         """The augmented assignment (`+=`, ...) that is this call, if any."""
-        if len(self.args) != 2 or self.kwargs:
+        if len(self.args) != 2 or self.kwargs or self.skipped:
             return None
         if self.op == "call_method":
-            return _IN_PLACE_METHODS.get(self.target)
-        return _IN_PLACE.get(self.target) if self.op == "call_function" else None
+            return IN_PLACE_METHODS.get(self.target)
+        return IN_PLACE.get(self.target) if self.op == "call_function" else None
 
     @property
     def is_assignment(self) -> bool:
-        return self.op == "call_function" and self.target is operator.setitem
+        return self.op == "call_function" and self.target is operator.setitem and not self.skipped
 
     @property
     def kind(self) -> str:
+        if self.skipped:
+            return "infix"
         if self.op == "call_module":
             return "call"
         if self.op == "call_method":
-            infix = self.target in _METHODS and len(self.args) == 2 and not self.kwargs
+            infix = self.target in METHODS and len(self.args) == 2 and not self.kwargs
             return "infix" if infix else "method"
         if self.target in (operator.getitem, getattr):
             return "index"
-        return "infix" if _is_operator(self.target) else "function"
-
-
-def _is_operator(target: Any) -> bool:
-    try:
-        return target in _INFIX or target in (operator.neg, operator.invert)
-    except TypeError:
-        return False
+        return "infix" if is_operator(self.target) else "function"
 
 
 def operation(node: fx.Node, names: Names) -> Operation:
@@ -100,23 +83,30 @@ def operation(node: fx.Node, names: Names) -> Operation:
     target: Any = node.target
     contexts: list[str] = []
     together = True
-    while isinstance(target, (calls.NoGrad, calls.Autocast)):
-        names.use("torch")
-        if isinstance(target, calls.NoGrad):
-            contexts.append("torch.no_grad()")
-        else:
+    skipped: tuple[Any, ...] = ()
+    while True:
+        if target is calls.switch:
+            skipped, target, args = args[:3], calls.call_module, args[3:]
+        elif isinstance(target, calls.Switched):
+            skipped, target, args = args[:3], target.function, args[3:]
+        elif isinstance(target, calls.NoGrad):
+            contexts.append(f"{names.use('torch')}.no_grad()")
+            target = target.function
+        elif isinstance(target, calls.Autocast):
             for device_type, dtype, enabled, cache in target.details:
                 rest = f", enabled={enabled}" if not enabled else ""
                 rest += "" if cache else ", cache_enabled=False"
-                contexts.append(f"torch.autocast({quote(device_type)}, {dtype}{rest})")
+                contexts.append(f"{names.use('torch')}.autocast({quote(device_type)}, {dtype}{rest})")
                 # in a shared region a weight is cast once for both steps, and its gradients add up in another order
                 together = together and not enabled
-        target = target.function
+            target = target.function
+        else:
+            break
     if target is calls.call_module:
         op, target, args = "call_module", args[0], args[1:]
     elif target is calls.call_method:
         op, target, args = "call_method", args[0], args[1:]
-    return Operation(op, target, args, kwargs, tuple(contexts), together)
+    return Operation(op, target, args, kwargs, tuple(contexts), together, skipped)
 
 
 def expression(operation: Operation, value: Value, module: Callable[[str], str], names: Names, where: str) -> Expr:
@@ -136,14 +126,31 @@ def argument(value: Any, values: Value, names: Names, where: str) -> str:
         raise refuse(where, f"it uses {error}", "pass a plain value") from None
 
 
+def condition(step: Operation, value: Value, names: Names) -> str:
+    """When a step that is skipped at random runs."""
+    return _condition(step, _Arguments(value, names))
+
+
+def _condition(step: Operation, arguments: _Arguments) -> str:
+    flag, outcome, _ = step.skipped
+    text = arguments.expr(flag).within(4)
+    return text if outcome else f"not {text}"
+
+
 def _expression(step: Operation, arguments: _Arguments, module: Callable[[str], str], names: Names) -> Expr:
     args, kwargs, target = step.args, step.kwargs, step.target
+    if step.skipped:
+        run = _expression(replace(step, skipped=()), arguments, module, names)
+        if step.guarded:
+            return run
+        condition, otherwise = _condition(step, arguments), arguments.expr(step.skipped[2])
+        return Expr(f"{run.within(4)} if {condition} else {otherwise.within(4)}", 1, "infix")
     if step.op == "call_module":
         path = str(target.target) if isinstance(target, fx.Node) else str(target)
         return Expr(f"{module(path)}({arguments.call(args, kwargs)})", kind="call")
     if step.op == "call_method":
         if step.kind == "infix":
-            return _infix(_METHODS[target], arguments.expr(args[0]), arguments.expr(args[1]))
+            return infix(METHODS[target], arguments.expr(args[0]), arguments.expr(args[1]))
         owner = arguments.expr(args[0]).within(ATOM)
         return Expr(f"{owner}.{target}({arguments.call(args[1:], kwargs)})", kind="method")
     if target is operator.getitem:
@@ -152,50 +159,37 @@ def _expression(step: Operation, arguments: _Arguments, module: Callable[[str], 
         return Expr(f"{arguments.expr(args[0]).within(ATOM)}.{args[1]}", kind="index")
     if target in (operator.neg, operator.invert):
         return Expr(f"{'-' if target is operator.neg else '~'}{arguments.expr(args[0]).within(12)}", 12, "infix")
-    if _is_operator(target):
-        return _infix(_INFIX[target][0], arguments.expr(args[0]), arguments.expr(args[1]))
-    if target is calls.read_attribute:
-        owner = module(str(args[1].target))
-        return Expr(f"{owner}.{args[2]}" if str(args[2]).isidentifier() else f"getattr({owner}, {quote(args[2])})")
-    if isinstance(target, calls.Apply):
-        return Expr(f"{names.ref(target.function)}.apply({arguments.call(args, kwargs)})", kind="function")
+    if is_operator(target):
+        return infix(INFIX[target][0], arguments.expr(args[0]), arguments.expr(args[1]))
+    ours = _our_call(step, arguments, module, names)
+    if ours is not None:
+        return ours
     function = names.ref(target.function if isinstance(target, calls.Script) else target)
-    told = {k: v for k, v in kwargs.items() if not _is_default(target, k, v)}
+    told = {k: v for k, v in kwargs.items() if not is_default(target, k, v)}
     return Expr(f"{function}({arguments.call(args, told)})", kind="function")
 
 
-def _is_default(function: Any, name: str, value: Any) -> bool:
-    """Whether a keyword argument equals the function's default. `training` is always written."""
-    if not isinstance(value, (bool, int, float, str, type(None))) or name == "training":
-        return False
-    default = _defaults(function).get(name, inspect.Parameter.empty)
-    return type(default) is type(value) and default == value
-
-
-@functools.lru_cache(maxsize=1024)
-def _defaults(function: Any) -> dict[str, Any]:
-    if function is F.scaled_dot_product_attention:  # a builtin: it has no signature to ask
-        return {"attn_mask": None, "is_causal": False, "scale": None, "enable_gqa": False}
-    if getattr(function, "__module__", None) not in ("torch.nn.functional", "torch.functional"):
-        return {}
-    try:
-        return {n: p.default for n, p in inspect.signature(function).parameters.items()}
-    except (TypeError, ValueError):
-        return {}
-
-
-def _infix(sign: str, left: Expr, right: Expr) -> Expr:
-    level = _LEVELS[sign]
-    if sign == "**":  # binds to the right, and tighter than a sign on its left
-        sign = "**" if _simple(left, right) else " ** "
-        return Expr(f"{left.within(level + 1)}{sign}{right.within(level)}", level, "infix")
-    low = level + 1 if level == 5 else level  # comparisons do not chain
-    return Expr(f"{left.within(low)} {sign} {right.within(level + 1)}", level, "infix")
-
-
-def _simple(*sides: Expr) -> bool:
-    """Whether ruff writes `x**2` without spaces: names, numbers and attributes."""
-    return all(s.level >= 12 and all(c.isalnum() or c in "._-" for c in s.text) for s in sides)
+def _our_call(step: Operation, arguments: _Arguments, module: Callable[[str], str], names: Names) -> Expr | None:
+    """A step that calls one of `passes.graph.calls`."""
+    args, kwargs, target = step.args, step.kwargs, step.target
+    if target is calls.read_attribute:
+        owner = module(str(args[1].target))
+        return Expr(f"{owner}.{args[2]}" if str(args[2]).isidentifier() else f"getattr({owner}, {quote(args[2])})")
+    if isinstance(target, calls.Draw):
+        names.use(target.function.partition(".")[0])
+        draw = f"{target.function}({arguments.call(args, kwargs)})"
+        return Expr(f"{names.use('torch')}.tensor({draw}, dtype=torch.float64)", kind="function")
+    if isinstance(target, calls.Chosen):
+        names.helpers.add("chosen")
+        names.use("torch")
+        return Expr(f"chosen({names.ref(target.function)}, {arguments.call(args, kwargs)})", kind="function")
+    if target is calls.as_recorded:
+        names.helpers.add("as_recorded")
+        names.use("torch")
+        return Expr(f"as_recorded({arguments.call(args, kwargs)})", kind="function")
+    if isinstance(target, calls.Apply):
+        return Expr(f"{names.ref(target.function)}.apply({arguments.call(args, kwargs)})", kind="function")
+    return None
 
 
 class _Arguments:
@@ -262,18 +256,3 @@ def symbol_text(node: fx.Node, value: Value) -> Expr:
         return size_text(value(source).text, int(dim), int(multiple))  # type: ignore[arg-type]
     _, multiple, offset = (*node.args, 0)[:3]
     return scaled(value(source), int(multiple), int(offset))  # type: ignore[arg-type]
-
-
-def size_text(tensor: str, dim: int, multiple: int) -> Expr:
-    """The batch size, from a dimension that is `multiple` times as large."""
-    if multiple == 1:
-        return Expr(f"{tensor}.shape[{dim}]")
-    return Expr(f"{tensor}.shape[{dim}] // {multiple}", 11)
-
-
-def scaled(batch: Expr, multiple: int, offset: int) -> Expr:
-    """`multiple * batch + offset`."""
-    text = batch if multiple == 1 else Expr(f"{multiple} * {batch.within(12)}", 11)
-    if not offset:
-        return text
-    return Expr(f"{text.text} {'+' if offset > 0 else '-'} {abs(offset)}", 10)

@@ -8,11 +8,11 @@ from typing import Any
 
 from lpcompile.passes.codegen.forward import ForwardMethod
 from lpcompile.passes.codegen.init import Constructor, Instance, Slot, default_of, slots, structure
-from lpcompile.passes.codegen.names import RESERVED, camel, class_name, prose
+from lpcompile.passes.codegen.text.names import RESERVED, camel, class_name, prose
+from lpcompile.passes.codegen.text.values import Names
 from lpcompile.passes.codegen.torch_layers import MISSING
 from lpcompile.passes.codegen.tree import ModulePath, Part
 from lpcompile.passes.codegen.units import Units
-from lpcompile.passes.codegen.values import Names
 
 MAX_CLASS_ARGUMENTS = 6  # a class with more arguments than this is harder to read than two classes
 _ARGUMENT_NAMES = {"num_features": "channels", "normalized_shape": "dim", "p": "rate", "num_channels": "channels"}

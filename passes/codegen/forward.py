@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 from torch import fx
 
-from lpcompile.passes.codegen.calls import Expr, Operation, argument, expression, symbol_text
+from lpcompile.passes.codegen.calls import Operation, argument, condition, expression, symbol_text
 from lpcompile.passes.codegen.items import Contents, Item, parts_of, read_off
+from lpcompile.passes.codegen.operators import Expr
 from lpcompile.passes.codegen.tree import Part, access
 from lpcompile.passes.codegen.variables import Scope, hint
 
@@ -77,6 +78,8 @@ class ForwardWriter:
     def _write(self, at: int, item: Item) -> None:
         contexts = item.step.contexts if item.step is not None else ()
         together = item.step.together if item.step is not None else True
+        if item.step is not None and item.step.guarded:
+            contexts = (f"if {condition(item.step, self._value, self.names)}", *contexts)
         if item.step is not None and item.node is not None and self._statement(item, contexts, together):
             return
         expr = self._expression(item)
@@ -134,7 +137,7 @@ class ForwardWriter:
 
     def _inlines(self, at: int, item: Item, expr: Expr) -> bool:
         """Whether the value is written inside the next step, its only user."""
-        if len(item.outputs) != 1 or self.uses[item.outputs[0]] != 1 or (item.step and item.step.contexts):
+        if len(item.outputs) != 1 or self.uses[item.outputs[0]] != 1 or (item.step and item.step.in_block):
             return False
         value = item.outputs[0]
         if at + 1 == len(self.items):
@@ -143,7 +146,7 @@ class ForwardWriter:
             fits = len(expr.text) <= MAX_SUBJECT_CHARACTERS
             return fits and self.outputs == [value] and value not in self.scope.variables
         following = self.items[at + 1]
-        if value not in following.inputs or (following.step is not None and following.step.contexts):
+        if value not in following.inputs or (following.step is not None and following.step.in_block):
             return False
         first = following.step is not None and bool(following.step.args) and following.step.args[0] is value
         kind, after = item.kind, following.kind
@@ -235,8 +238,11 @@ def _blocks(lines: list[Line]) -> list[str]:
     found: list[str] = []
     before: tuple[tuple[str, ...], bool] = ((), True)
     for contexts, together, text in lines:
+        guards = [c for c in contexts if c.startswith("if ")]
+        entered = contexts[len(guards) :]
         if contexts and ((contexts, together) != before or not together):
-            found.append(f"with {', '.join(contexts)}:")
-        found.append(f"    {text}" if contexts else text)
+            found += [f"{guard}:" for guard in guards]
+            found += [f"{'    ' * len(guards)}with {', '.join(entered)}:"] if entered else []
+        found.append("    " * (len(guards) + bool(entered)) + text)
         before = (contexts, together)
     return found

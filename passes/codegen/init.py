@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 from lpcompile.passes.codegen.leaf import empty
-from lpcompile.passes.codegen.names import is_plain, quote
+from lpcompile.passes.codegen.text.names import is_plain, quote
+from lpcompile.passes.codegen.text.values import Names
 from lpcompile.passes.codegen.torch_layers import constructor_default
 from lpcompile.passes.codegen.tree import ModulePath, Part
-from lpcompile.passes.codegen.values import Names
 
 Slot = tuple[ModulePath, str]  # a layer below a class, and one of its arguments
 

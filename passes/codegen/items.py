@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 from torch import fx
 
-from lpcompile.passes.codegen.calls import Expr, Operation, operation, size_text
+from lpcompile.passes.codegen.calls import Operation, operation
+from lpcompile.passes.codegen.operators import Expr, size_text
+from lpcompile.passes.codegen.text.values import Names
 from lpcompile.passes.codegen.tree import ModulePath, Part, View, nodes_in
-from lpcompile.passes.codegen.values import Names
 
 
 @dataclass

@@ -14,11 +14,11 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrizations, parametrize
 
-from lpcompile.passes.codegen.names import is_plain, quote
+from lpcompile.passes.codegen.text.names import is_plain, quote
+from lpcompile.passes.codegen.text.values import Names, Unprintable, refuse
 from lpcompile.passes.codegen.torch_layers import MODULE_ATTRIBUTES, constructor_arguments, parameters, required
-from lpcompile.passes.codegen.values import Names, Unprintable, refuse
+from lpcompile.passes.graph.module import HOOKS
 
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _NORMS: dict[Any, tuple[str, dict[str, Any]]] = {
     parametrizations._WeightNorm: ("weight_norm", {"dim": 0}),
     parametrizations._SpectralNorm: ("spectral_norm", {"n_power_iterations": 1, "eps": 1e-12, "dim": None}),
@@ -69,7 +69,10 @@ def leaf(module: nn.Module, path: str, names: Names) -> Leaf:
 
 def check_hooks(module: nn.Module, path: str) -> None:
     for name, child in module.named_modules(prefix=path):
-        if any(getattr(child, kind, None) for kind in _HOOKS):
+        if isinstance(child, torch.jit.ScriptModule):
+            raise refuse(f"{name} ({type(child).__name__})", "it is a TorchScript module, which has no Python code",
+                         "compile the model with the nn.Module that it was made from")  # fmt: skip
+        if any(getattr(child, kind, None) for kind in HOOKS):
             raise refuse(f"{name} ({type(child).__name__})", "it has hooks, which are objects of this process",
                          "remove them before emit, and register them again on the loaded program")  # fmt: skip
         if "forward" in child.__dict__:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from lpcompile.passes.codegen.format import code_characters
+from lpcompile.passes.codegen.text.format import code_characters
 
 _TOKEN = re.compile(r"(\w[\w.]*)")
 _LITERAL = re.compile(r"True|False|None|\d[\d.]*")

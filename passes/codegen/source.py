@@ -10,6 +10,7 @@ else; the `state_dict` keys of the stage; results that are bitwise those of the 
 from __future__ import annotations
 
 import contextlib
+import inspect
 import re
 import sys
 
@@ -17,16 +18,17 @@ from torch import nn
 
 from lpcompile.passes.codegen.calls import operation
 from lpcompile.passes.codegen.classes import Classes, SharedConstructor, UnitClass
-from lpcompile.passes.codegen.format import LINE_WIDTH, indent, wrap
 from lpcompile.passes.codegen.forward import ForwardMethod
 from lpcompile.passes.codegen.init import Constructor
 from lpcompile.passes.codegen.leaf import leaf
 from lpcompile.passes.codegen.loops import loop
 from lpcompile.passes.codegen.modes import merge
-from lpcompile.passes.codegen.names import prose
+from lpcompile.passes.codegen.text.format import LINE_WIDTH, indent, wrap
+from lpcompile.passes.codegen.text.names import prose
+from lpcompile.passes.codegen.text.values import Names, Unprintable
 from lpcompile.passes.codegen.tree import Part, View, access, build_tree, is_container
 from lpcompile.passes.codegen.units import Units
-from lpcompile.passes.codegen.values import Names, Unprintable
+from lpcompile.passes.graph.calls import as_recorded, chosen, structure_of
 from lpcompile.passes.graph.module import TwoModeModule
 
 REBUILD_HELPER = '''
@@ -43,6 +45,19 @@ def rebuild(kind, attributes=(), parameters=(), buffers=(), modules=(), frozen=(
     module._non_persistent_buffers_set.update(transient)
     return module
 '''.strip().splitlines()
+
+# A stage's file stands alone, so it takes the functions along; the error is ours only in lpcompile.
+CHECK_HELPER = "\n\n".join(
+    inspect.getsource(f).replace(": Any", "").replace(") -> Any", ")").replace("InputError", "ValueError")
+    for f in (structure_of, as_recorded)
+).strip().splitlines()  # fmt: skip
+CHOSEN_HELPER = (
+    re.sub(r"(: (Any|int|Callable\[\.\.\., Any\])| -> torch\.Tensor)", "", inspect.getsource(chosen))
+    .replace("InputError", "ValueError")
+    .strip()
+    .splitlines()
+)
+HELPERS = {"rebuild": REBUILD_HELPER, "as_recorded": CHECK_HELPER, "chosen": CHOSEN_HELPER}
 
 
 def stage_source(stage: TwoModeModule, model: nn.Module | None, name: str, doc: list[str]) -> str:
@@ -72,11 +87,10 @@ class _File:
         classes = [self._class_lines(c) for c in self.classes.found]
         constants = self.names.constants_lines()
         used = "\n".join(line for block in (*classes, stage, *constants) for line in block)
-        if self.names.helpers:
-            used += "nn."
+        used += "nn. torch." if self.names.helpers else ""
         head = [f'"""{prose(self.doc[0])}"""', "", *_imports({i for i in self.names.lines if _is_used(i, used)})]
         head += [line for constant in constants for line in ("", *constant)]
-        blocks = [head, *([REBUILD_HELPER] if self.names.helpers else []), *classes, stage]
+        blocks = [head, *(lines for name, lines in HELPERS.items() if name in self.names.helpers), *classes, stage]
         lines = [part for block in blocks for line in (*block, "", "") for part in wrap(line)]
         return "\n".join(lines).rstrip() + "\n"
 

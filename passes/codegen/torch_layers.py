@@ -1,4 +1,4 @@
-"""The constructor arguments of a torch.nn layer, recovered from the layer and checked.
+"""The constructor arguments of a layer of torch.nn (or einops), recovered from the layer and checked.
 
 >>> constructor_arguments(nn.Conv2d(3, 8, 3, padding=1))
 {'in_channels': 3, 'out_channels': 8, 'kernel_size': 3, 'padding': 1}
@@ -37,6 +37,10 @@ _DERIVED: dict[Any, dict[str, Callable[[Any], Any]]] = {
         "activation": lambda m: "gelu" if m.activation is F.gelu else m.activation,
     },
 }
+# Layers of other libraries that keep derived objects beside their arguments, and where they keep keyword arguments.
+_OTHERS = {f"einops.layers.torch.{name}": "axes_lengths" for name in ("Rearrange", "Reduce", "EinMix")}
+_LIBRARIES = ("torch_geometric.nn.conv.",)  # of these any layer, where its attributes have the names of its arguments
+_INSPECTOR = "torch_geometric.inspector"  # its objects follow from a layer's class
 
 
 @functools.cache
@@ -66,8 +70,11 @@ def constructor_default(kind: Any, name: str) -> Any:
 
 def constructor_arguments(module: nn.Module) -> dict[str, Any] | None:
     """Arguments with which the layer's class makes the same layer, or None."""
-    kind = type(module)
-    if not kind.__module__.startswith("torch.nn.modules.") or getattr(nn, kind.__name__, None) is not kind:
+    kind: Any = type(module)
+    keywords = _OTHERS.get(f"{kind.__module__}.{kind.__qualname__}")
+    library = kind.__module__.startswith(_LIBRARIES)
+    torchs = kind.__module__.startswith("torch.nn.modules.") and getattr(nn, kind.__name__, None) is kind
+    if not torchs and keywords is None and not library:
         return None
     arguments: dict[str, Any] = {}
     for name, parameter in parameters(kind).items():
@@ -78,6 +85,7 @@ def constructor_arguments(module: nn.Module) -> dict[str, Any] | None:
             type(value) is type(parameter.default) and value == parameter.default
         ):
             arguments[name] = value
+    arguments |= getattr(module, keywords) if keywords is not None else {}
     tensors = [*module.parameters(), *(b for b in module.buffers() if b.is_floating_point())]
     dtypes = {t.dtype for t in tensors}
     if dtypes - {torch.float32} and "dtype" in parameters(kind):
@@ -117,7 +125,7 @@ def _agrees(twin: nn.Module, module: nn.Module) -> bool:
         if name in MODULE_ATTRIBUTES or (name.startswith("_flat_weight") and isinstance(twin, nn.RNNBase)):
             continue
         mine = module.__dict__.get(name, MISSING)
-        if type(mine) is not type(value) or not (mine is value or mine == value):
+        if not _equal(mine, value):
             return False
     for kind in ("_parameters", "_buffers"):
         left, right = getattr(twin, kind), getattr(module, kind)
@@ -126,6 +134,12 @@ def _agrees(twin: nn.Module, module: nn.Module) -> bool:
     if twin._non_persistent_buffers_set != module._non_persistent_buffers_set:
         return False
     return all(_agrees(child, module._modules[n]) for n, child in twin._modules.items() if child is not None)  # type: ignore[arg-type]
+
+
+def _equal(mine: Any, value: Any) -> bool:
+    if type(mine) is not type(value):
+        return False
+    return type(value).__module__ == _INSPECTOR or mine is value or bool(mine == value)
 
 
 def _alike(a: torch.Tensor | None, b: torch.Tensor | None) -> bool:

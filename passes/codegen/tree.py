@@ -8,7 +8,7 @@ from typing import Any
 from torch import fx, nn
 
 from lpcompile.passes.codegen.leaf import Leaf
-from lpcompile.passes.codegen.names import is_plain, quote
+from lpcompile.passes.codegen.text.names import is_plain, quote
 
 ModulePath = tuple[str, ...]
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 from lpcompile.passes.codegen.forward import ForwardMethod, ForwardWriter
 from lpcompile.passes.codegen.init import is_expression, own_tensors
 from lpcompile.passes.codegen.items import Contents, Item
+from lpcompile.passes.codegen.text.values import Names
 from lpcompile.passes.codegen.tree import ModulePath, Part, View, is_container
-from lpcompile.passes.codegen.values import Names
 
 
 class Units:

@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from torch import fx
 
 from lpcompile.passes.codegen.items import Item
-from lpcompile.passes.codegen.names import RESERVED, identifier
+from lpcompile.passes.codegen.text.names import RESERVED, identifier
+from lpcompile.passes.codegen.text.values import Names
 from lpcompile.passes.codegen.tree import is_stream
-from lpcompile.passes.codegen.values import Names
 from lpcompile.passes.graph import calls
 
 # Names of layers that describe an operation, not its result.
@@ -34,10 +34,10 @@ _MIXERS = frozenset({"scaled_dot_product_attention", "matmul", "bmm", "einsum", 
 def bare(node: fx.Node) -> Any:
     """The function or method under our wrappers."""
     target: Any = node.target
-    while isinstance(target, (calls.NoGrad, calls.Autocast)):
+    while isinstance(target, (calls.NoGrad, calls.Autocast, calls.Switched)):
         target = target.function
     if target is calls.call_method:
-        return node.args[0]
+        return calls.plain_call(node)[1][0]
     return target
 
 

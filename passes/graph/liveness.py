@@ -60,7 +60,11 @@ class Liveness:
 
     @cached_property
     def live(self) -> list[list[fx.Node]]:
-        """For each position, the expensive values made before it and used after it, in the order they were made."""
+        """For each position, the expensive values made before it and used after it, in the order they were made.
+
+        A position with one live value is a dominator of the outputs; this sweep also names the values that are live
+        at all other positions, for the reasons of illegal cuts.
+        """
         last: dict[fx.Node, int] = {}
         for node in self.steps:
             for source in node.all_input_nodes:

@@ -7,10 +7,13 @@ import keyword
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import fx, nn
 
+from lpcompile.errors import InputError
 from lpcompile.passes.graph.serial import from_data, to_data
 
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")  # registries of nn.Module
 RegistryLink = tuple[dict[str, Any], str, dict[str, Any]]  # our registry, an entry in it, the model's registry
 
 
@@ -139,6 +142,7 @@ def follow(stage: nn.Module, model: nn.Module) -> list[RegistryLink]:
             for kind in ("_parameters", "_buffers", "_modules"):
                 theirs = getattr(owner, kind)
                 links += [(getattr(module, kind), name, theirs) for name in getattr(module, kind) if name in theirs]
+            links += [(module._buffers, n, vars(owner)) for n in module._buffers if n in vars(owner)]  # plain tensors
     return [(m, n, t) for m, n, t in links if m[n] is t[n]]
 
 
@@ -146,7 +150,15 @@ def refresh(links: list[RegistryLink]) -> None:
     """Take over entries replaced in the model since: `model.to(...)` makes new buffers, users assign new layers."""
     for mine, name, theirs in links:
         if mine[name] is not theirs.get(name) and name in theirs:
+            if not isinstance(theirs[name], (torch.Tensor, nn.Module)) or not _alike(mine[name], theirs[name]):
+                raise InputError(f"{name} is a tensor of another shape now, or none: compile again")
             mine[name] = theirs[name]
+
+
+def _alike(old: Any, new: Any) -> bool:
+    """Whether a plain tensor may take the place of another: a graph has been recorded with its shape."""
+    tensors = isinstance(old, torch.Tensor) and isinstance(new, torch.Tensor)
+    return not tensors or old.shape == new.shape
 
 
 def install(root: nn.Module, target: str, value: Any, persistent: bool = True) -> None:
@@ -194,6 +206,11 @@ def submodule(root: nn.Module, path: str) -> nn.Module:
             raise AttributeError(f"{type(root).__name__} has no layer {part!r}")
         root = found
     return root
+
+
+def forward_of(module: nn.Module) -> Any:
+    """The Python function that is a module's forward; None for a TorchScript module, which has none."""
+    return None if isinstance(module, torch.jit.ScriptModule) else type(module).forward
 
 
 def _at(model: nn.Module, path: str) -> nn.Module | None:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from lpcompile.passes.graph.calls import Switched, switch
 from lpcompile.passes.graph.module import submodule
 
 ADDS = {operator.add, operator.iadd, torch.add, "add", "add_", "__add__", "__iadd__"}
@@ -49,7 +50,7 @@ def residuals(graph: fx.Graph, modules: nn.Module) -> list[Residual]:
     activations = {n for n in graph.nodes if n.op != "get_attr" and _look(n) is not None}
     found = []
     for node in graph.nodes:
-        block = _layer(node, modules) if node.op == "call_module" else None
+        block = _layer(node, modules) if node.op == "call_module" else _skippable(node)
         if block is None and _is_sum(node):
             sides = {side: {side, *nx.ancestors(makes, side)} for side in node.args}
             block = _sum(node, sides, activations, modules)
@@ -111,6 +112,23 @@ def _layer(node: fx.Node, modules: nn.Module) -> Residual | None:
         return None
     after = () if getattr(layer, "norm_first", False) else norms
     return Residual(node, stream, node, frozenset([node]), True, str(node.target), after)
+
+
+def _skippable(node: fx.Node) -> Residual | None:
+    """A layer that the model itself skips at random: the value that then stands for its result is the shortcut."""
+    call = node.args[0] if node.target is operator.getitem else node
+    if not isinstance(call, fx.Node) or (call.target is not switch and not isinstance(call.target, Switched)):
+        return None
+    otherwise: Any = call.args[2]
+    if call is not node:
+        index = node.args[1]
+        held = isinstance(otherwise, (tuple, list)) and isinstance(index, int) and index < len(otherwise)
+        otherwise = otherwise[index] if held else None
+    if not isinstance(otherwise, fx.Node) or _look(node) is None or _look(otherwise) != _look(node):
+        return None
+    part = call.meta.get("part") or str(call.meta["path"])
+    inside = frozenset({node, call, *(n for n in node.graph.nodes if n.meta.get("part") == part)})
+    return Residual(node, otherwise, node, inside, True, part)
 
 
 def _outermost(found: list[Residual]) -> list[Residual]:

@@ -91,7 +91,7 @@ def _flatten(value: Any, leaves: list[torch.Tensor], seen: set[int]) -> Tree:
 def _open(value: Any) -> tuple[list[Any], Callable[[list[Any]], Any] | None, str]:
     """Children of a container, a function that remakes it from new children (None for a leaf), and its name."""
     kind = type(value)
-    if kind in pytree.SUPPORTED_NODES or _is_namedtuple(value):
+    if kind in pytree.SUPPORTED_NODES or is_namedtuple(value):
         node = pytree.SUPPORTED_NODES[kind if kind in pytree.SUPPORTED_NODES else NAMED_TUPLE]
         children, context = node.flatten_fn(value)
         keys = f"{list(value)}" if isinstance(value, dict) else ""
@@ -103,7 +103,7 @@ def _open(value: Any) -> tuple[list[Any], Callable[[list[Any]], Any] | None, str
     if isinstance(value, dict):  # a dict subclass that nobody registered: rebuild it through its own constructor
         order = list(value)
         return [value[k] for k in order], lambda parts: kind(zip(order, parts, strict=True)), f"{kind.__name__}{order}"
-    fields = _fields(value)
+    fields = fields_of(value)
     if dataclasses.is_dataclass(value) or any(_holds_tensor(v, 1) for v in fields.values()):
         names = list(fields)
 
@@ -117,11 +117,11 @@ def _open(value: Any) -> tuple[list[Any], Callable[[list[Any]], Any] | None, str
     return [], None, kind.__name__
 
 
-def _is_namedtuple(value: Any) -> bool:
+def is_namedtuple(value: Any) -> bool:
     return isinstance(value, tuple) and hasattr(value, "_fields")
 
 
-def _fields(value: Any) -> dict[str, Any]:
+def fields_of(value: Any) -> dict[str, Any]:
     """The attributes of an object, in `__slots__` or not."""
     slots = [s for kind in type(value).__mro__ for s in _names(kind.__dict__.get("__slots__", ()))]
     found = {s: getattr(value, s) for s in slots if s not in ("__dict__", "__weakref__") and hasattr(value, s)}
@@ -142,4 +142,4 @@ def _holds_tensor(value: Any, depth: int) -> bool:
         return any(_holds_tensor(v, depth + 1) for v in value.values())
     if isinstance(value, (list, tuple)):
         return any(_holds_tensor(v, depth + 1) for v in value)
-    return any(_holds_tensor(v, depth + 1) for v in _fields(value).values())
+    return any(_holds_tensor(v, depth + 1) for v in fields_of(value).values())

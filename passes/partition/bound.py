@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-ROUNDING = 1e-10  # T is widened by this part before a test, so that rounding can not make a feasible T look infeasible
+ROUNDING = 1e-10  # T is widened by this part before a test, so that rounding cannot make a feasible T look infeasible
 
 
 @dataclass(frozen=True)
@@ -31,12 +31,12 @@ class Problem:
     link: Floats  # ms to send them (not a sum)
     forced: NDArray[np.bool_]  # the cut must be made
     speeds: Floats
-    limits: Floats  # bytes a rank
+    limits: Floats  # bytes per rank
     loss: float  # ms on the last rank
     shares: Floats  # of its stage's cost, for the AuxNet of each stage but the last
     has_aux: bool
     chain: bool
-    below_only: bool = False  # an AuxNet on its stage's own weights can not run on the rank above
+    below_only: bool = False  # an AuxNet on its stage's own weights cannot run on the rank above
 
     @property
     def most_aux(self) -> float:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from lpcompile.core.cost import Profile
+from lpcompile.core.cost import STATE_COPIES, Profile
 from lpcompile.core.method import Method
 from lpcompile.errors import PlanError
 from lpcompile.passes.partition.options import aux_shares, check
@@ -15,7 +15,7 @@ from lpcompile.passes.partition.options import aux_shares, check
 
 @dataclass(frozen=True)
 class Link:
-    """What carries a boundary's tensors from one rank to the next."""
+    """The link that carries a boundary's tensors to the next rank."""
 
     bytes_per_ms: float
     latency_ms: float = 0.0
@@ -37,7 +37,7 @@ class Partition:
     ideal: float  # all work but AuxNets, spread evenly over the speeds
     arrivals: tuple[float, ...]
     finish: tuple[float, ...]
-    work: tuple[float, ...]  # busy ms a rank
+    work: tuple[float, ...]  # busy ms per rank
     memory: tuple[float, ...]
     costs: tuple[float, ...]  # forward + backward of each stage at speed 1
     crossing: int  # bytes over all boundaries
@@ -69,7 +69,7 @@ def evaluate(
     aux: str = "derived",
     speeds: Sequence[float] | None = None,
     link: Link | None = None,
-    state_factor: float = 3.0,
+    state_factor: float = STATE_COPIES,
 ) -> Partition:
     """What this split costs. With r = aux_budget (one share, or one for each AuxNet), AuxNet_k takes r of its stage's
     time, at the speed of its host:

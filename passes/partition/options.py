@@ -59,7 +59,7 @@ def check(
     speeds: Sequence[float] | None,
     state_factor: float,
 ) -> list[float]:
-    """Refuse what has no meaning; return the speeds."""
+    """Refuse invalid options; return the speeds."""
     if isinstance(K, bool) or not hasattr(K, "__index__") or operator.index(K) < 1:
         raise UsageError(f"K={K!r} is no number of stages: give an int of at least 1.")
     units = profile.units

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from lpcompile.core.cost import Profile
+from lpcompile.core.cost import STATE_COPIES, Profile
 from lpcompile.core.method import Method
 from lpcompile.errors import PlanError, UsageError
 from lpcompile.passes.partition.bound import Found, Problem, Relaxation, relax
@@ -34,7 +34,7 @@ def partition(
     speeds: Sequence[float] | None = None,
     pins: Pins | Mapping[str, Any] | None = None,
     link: Link | None = None,
-    state_factor: float = 3.0,
+    state_factor: float = STATE_COPIES,
 ) -> Partition:
     """The split with the smallest step: provably, up to `gap`. Of equal ones, one that sends little.
 
@@ -93,7 +93,7 @@ def partition(
 
 
 def auto_stages(profile: Profile, *, limit: int = 16, tolerance: float = 0.05, **options: Any) -> Partition:
-    """The smallest K whose step is within `tolerance` of the best step over K = 1..limit: what K="auto" means.
+    """The smallest K whose step is within `tolerance` of the best step over K = 1..limit: the choice of K="auto".
 
     `speeds` and `memory_limit`, where given a rank, must cover the ranks to choose from; the first K are used."""
     top = min(
@@ -111,7 +111,7 @@ def auto_stages(profile: Profile, *, limit: int = 16, tolerance: float = 0.05, *
         }
         try:
             found.append(partition(profile, K, **{**options, **cut}))
-        except PlanError as error:  # too few stages for the memory or the pins: another K may do
+        except PlanError as error:  # too few stages for the memory or the pins; another K may work
             refused = error
     if not found:
         raise refused or UsageError(f"limit={limit} leaves no K to choose from: it must be at least 1.")

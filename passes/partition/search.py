@@ -22,7 +22,7 @@ from lpcompile.passes.partition.bound import ROUNDING, Floats, Found, Ints, Prob
 
 TOLERANCE = 1e-9  # relative gap at which two step times count as equal
 BEAMS = (32, 256)  # labels kept a boundary in the cheap attempts that come before the exact one
-PAIRS = 30_000  # (label, next cut) pairs a stage in a cheap attempt
+PAIRS = 30_000  # (label, next cut) pairs per stage in a cheap attempt
 EFFORT = 2_000_000  # pairs in all exact attempts together; what is then not proven shows as a gap
 CHAMPIONS = 32  # labels that `_unbeaten` compares all others with
 ROUGH = 1e-3  # relative gap from which on the exact search takes over from the beams
@@ -52,7 +52,7 @@ class Outcome(NamedTuple):
 
 
 def search(relaxation: Relaxation, beam: int | None, by_bytes: bool = False, allowance: float = np.inf) -> Outcome:
-    """Look for a split that meets T, with at most `beam` labels a boundary: those with most slack, or, `by_bytes`,
+    """Look for a split that meets T, with at most `beam` labels per boundary: those with most slack, or, `by_bytes`,
     those that sent least. Without a beam, give up only after `allowance` pairs."""
     zero = np.zeros(1, dtype=np.int64)
     history = [Labels(zero, zero, np.zeros(1), np.zeros(1), zero, zero)]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise
@@ -19,19 +19,21 @@ import torch
 from torch import nn
 
 from lpcompile.core.cost import Profile
-from lpcompile.core.progress import Progress, silent, within
+from lpcompile.core.system.progress import Progress, silent, within
 from lpcompile.passes.capture.captured import Captured
 from lpcompile.passes.capture.signature import rebuilder
 from lpcompile.passes.graph.batch import batch_size
 from lpcompile.passes.graph.tree import flatten
 from lpcompile.passes.graph.untouched import untouched
+from lpcompile.passes.profile.compiled_units import compiled_units, compiling_explained
 from lpcompile.passes.profile.flops import flops_profile
 from lpcompile.passes.profile.samples import SLOW_STEP, Affordable, affordable
 from lpcompile.passes.split.gate import scalar
 from lpcompile.passes.split.split import Stage, split, stage_io
 from lpcompile.passes.split.units import Unit
 
-MEASURING_SECONDS = 12.0
+MEASURING_SECONDS = 10.0  # for a whole plan, by default
+UNITS_SHARE = 0.5  # of them for the units
 MIN_STEPS, MAX_STEPS = 7, 30  # measured, after the warm-up
 WARMUP_STEPS = 2
 
@@ -45,14 +47,16 @@ class Limits(NamedTuple):
     max_whole_steps: int  # of the undivided model
 
 
-def limits(found: Affordable, seconds: float = MEASURING_SECONDS) -> Limits:
+def limits(found: Affordable, seconds: float = UNITS_SHARE * MEASURING_SECONDS) -> Limits:
     """Limits for undivided and divided steps in turn. Long steps vary less, so fewer are enough; fewest if they have
     only part of the samples and are scaled anyway."""
     if 2 * found.step * (MIN_STEPS + WARMUP_STEPS) <= seconds * 1e3:
         return Limits(seconds, MIN_STEPS, WARMUP_STEPS, MAX_STEPS)
-    if not found.fewer and found.step <= SLOW_STEP:
-        return Limits(seconds, 3, 1, MAX_STEPS)
     warmup = 0 if found.warm else 1
+    if not found.fewer and found.step <= SLOW_STEP:
+        if 2 * found.step * (3 + 1) <= seconds * 1e3:
+            return Limits(seconds, 3, 1, MAX_STEPS)
+        return Limits(seconds, 3, warmup, 2)
     return Limits(seconds / 3, 3, warmup, 2) if found.step <= SLOW_STEP else Limits(seconds / 3, 2, warmup, 1)
 
 
@@ -82,14 +86,16 @@ def measured_profile(
     tensors: list[torch.Tensor],
     *,
     threads: int | None = None,
-    seconds: float = MEASURING_SECONDS,
+    seconds: float = UNITS_SHARE * MEASURING_SECONDS,
     progress: Progress = silent,
     part: float = 1.0,
+    compiled: bool = False,
 ) -> Profile:
     """Median forward and backward ms of each unit over repeated steps, with the interquartile range as spread.
 
     part: `tensors` as a fraction of the mini-batch; times are scaled to all of it. Slow steps are measured with fewer
-    samples.
+    samples. compiled: every unit is made by torch.compile, and the undivided model, whose code would be of no further
+    use, is not timed: units are what they are.
     """
     model = captured._lp.model
     base = flops_profile(captured, units)
@@ -97,7 +103,7 @@ def measured_profile(
     clock = Clock(device)
     tensors = [t.to(device) for t in tensors]
     parts = split(captured, [u.cut for u in units if u.cut is not None])
-    with _threads(threads), untouched(model, captured._lp.written), _training(model, parts):
+    with set_threads(threads), untouched(model, captured._lp.written), in_training(model, parts):
         rebuild = rebuilder(captured._lp.signature)
 
         def step(some: list[torch.Tensor]) -> float:
@@ -106,19 +112,25 @@ def measured_profile(
                 f"measuring a first step with {batch_size(some) or 'all'} of {batch_size(tensors) or 'all'} samples",
             )
             args, kwargs = rebuild(some)
-            times = _whole_step(model, args, kwargs, clock)
+            times = whole_step(model, args, kwargs, clock)
             return times.forward[0] + times.backward[0]
 
         found = affordable(captured, tensors, step)
         few = found.tensors
-        wholes, runs = _repeat(model, captured, parts, few, clock, limits(found, seconds), within(progress, 0.1, 1.0))
+        lasting, calls = limits(found, seconds), list[Callable[..., Any]](parts)
+        if compiled:
+            progress(0.1, f"compiling {len(parts)} units")
+            lasting, calls = lasting._replace(max_whole_steps=0), compiled_units(parts)
+            with compiling_explained():
+                _unit_step(parts, calls, few, clock)
+        wholes, runs = _repeat(model, captured, parts, calls, few, clock, lasting, within(progress, 0.1, 1.0))
     part *= (batch_size(few) or 1) / (batch_size(tensors) or 1)
     forward = [[r.forward[i] for r in runs] for i in range(len(units))]
     backward = [[r.backward[i] for r in runs] for i in range(len(units))]
-    whole_forward = statistics.median(w.forward[0] for w in wholes)
-    whole_backward = statistics.median(w.backward[0] for w in wholes)
     raw_forward = sum(map(statistics.median, forward))
     raw_backward = sum(map(statistics.median, backward))
+    whole_forward = statistics.median(w.forward[0] for w in wholes) if wholes else raw_forward
+    whole_backward = statistics.median(w.backward[0] for w in wholes) if wholes else raw_backward
     up, down = whole_forward / part / (raw_forward or 1.0), whole_backward / part / (raw_backward or 1.0)
     costs = tuple(
         replace(
@@ -132,6 +144,8 @@ def measured_profile(
     )
     ratio = (raw_forward + raw_backward) / ((whole_forward + whole_backward) or 1.0)
     note = f"units add up to {ratio:.3f} of the undivided step ({len(runs)} steps), scaled to it"
+    if compiled:
+        note = f"units are compiled by torch.compile, one by one ({len(runs)} steps)"
     if few is not tensors:
         note += f"; measured with {batch_size(few)} of {batch_size(tensors)} samples, for a step of all takes seconds"
     elif part < 1:
@@ -152,6 +166,7 @@ def _repeat(
     model: nn.Module,
     captured: Captured,
     parts: Sequence[Stage],
+    calls: Sequence[Callable[..., Any]],
     tensors: list[torch.Tensor],
     clock: Clock,
     limits: Limits,
@@ -167,15 +182,15 @@ def _repeat(
         progress(min(1.0, share), f"measuring units, step {len(runs) + 1}")
         args, kwargs = rebuild(tensors)
         if len(wholes) < max_whole_steps:
-            wholes.append(_whole_step(model, args, kwargs, clock))
-        runs.append(_unit_step(parts, tensors, clock))
+            wholes.append(whole_step(model, args, kwargs, clock))
+        runs.append(_unit_step(parts, calls, tensors, clock))
         if warmup:
             warmup -= 1
             wholes, runs = [], []
     return wholes, runs
 
 
-def _whole_step(model: nn.Module, args: Any, kwargs: Any, clock: Clock) -> UnitTimes:
+def whole_step(model: nn.Module, args: Any, kwargs: Any, clock: Clock) -> UnitTimes:
     start = clock.stamp()
     out, _ = flatten(model(*args, **kwargs))
     middle = clock.stamp()
@@ -190,15 +205,18 @@ def _whole_step(model: nn.Module, args: Any, kwargs: Any, clock: Clock) -> UnitT
     return UnitTimes([clock.ms(start, middle)], [clock.ms(begin, end)])
 
 
-def _unit_step(parts: Sequence[Stage], tensors: list[torch.Tensor], clock: Clock) -> UnitTimes:
-    """One step of the split model. A unit's backward ends when the gradient of its input arrives."""
+def _unit_step(
+    parts: Sequence[Stage], calls: Sequence[Callable[..., Any]], tensors: list[torch.Tensor], clock: Clock
+) -> UnitTimes:
+    """One step of the split model. A unit's backward ends when the gradient of its input arrives. calls: the parts, in
+    the form in which they run."""
     stamps: list[Any] = [clock.stamp()]
     arrived: dict[int, Any] = {}
     lam: tuple[torch.Tensor, ...] = ()
     outputs: list[torch.Tensor] = []
     for i, part in enumerate(parts):
         io = stage_io(part)
-        result = part(*lam, *(tensors[j] for j in io.inputs))
+        result = calls[i](*lam, *(tensors[j] for j in io.inputs))
         values = result if isinstance(result, tuple) else (result,)
         lam = values[: len(io.boundary)]
         outputs += values[len(io.boundary) :]
@@ -230,7 +248,7 @@ def drop_gradients(module: nn.Module) -> None:
 
 
 @contextmanager
-def _threads(count: int | None) -> Iterator[None]:
+def set_threads(count: int | None) -> Iterator[None]:
     before = torch.get_num_threads()
     try:
         if count is not None:
@@ -241,7 +259,7 @@ def _threads(count: int | None) -> Iterator[None]:
 
 
 @contextmanager
-def _training(model: nn.Module, parts: Sequence[Stage]) -> Iterator[None]:
+def in_training(model: nn.Module, parts: Sequence[Stage]) -> Iterator[None]:
     if not model.training:
         model.train()  # undone by `untouched`
     for part in parts:

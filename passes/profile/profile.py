@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
 import os
 import platform
 import tempfile
@@ -17,14 +18,14 @@ from pathlib import Path
 
 import torch
 
-from lpcompile.core.atomic_file import write_text
 from lpcompile.core.cost import Profile, UnitCost
 from lpcompile.core.memory_format import lies_channels_last
-from lpcompile.core.progress import Progress, silent
+from lpcompile.core.system.atomic_file import write_text
+from lpcompile.core.system.progress import Progress, silent
 from lpcompile.errors import UsageError
 from lpcompile.passes.capture.captured import Captured
 from lpcompile.passes.profile.flops import flops_profile
-from lpcompile.passes.profile.measure import measured_profile
+from lpcompile.passes.profile.measure import MEASURING_SECONDS, UNITS_SHARE, measured_profile
 from lpcompile.passes.split.units import Unit
 
 SOURCES = ("measured", "flops")
@@ -41,9 +42,12 @@ def profile(
     cache: bool = True,
     progress: Progress = silent,
     part: float = 1.0,
+    seconds: float = MEASURING_SECONDS,
+    compiled: bool = False,
 ) -> Profile:
     """Costs per unit for the whole mini-batch; `tensors` are the fraction `part` of it.
 
+    seconds: of measuring a whole plan, of which the units have their share. compiled: units are made by torch.compile.
     Measured costs are cached by graph, units, shapes, dtypes, device, threads and torch version.
     """
     if cost not in SOURCES:
@@ -52,10 +56,11 @@ def profile(
         return flops_profile(captured, units)
     if any(p.device.type == "meta" for p in captured._lp.model.parameters()):
         raise UsageError("a model on the meta device has no weights to measure with; use cost='flops'")
-    path = cache_directory() / f"{_key(captured, units, tensors, threads, part)}.json"
-    found = _load(path) if cache else None
+    path = cache_directory() / f"{cache_key(captured, units, tensors, threads, part)}{'-compiled' * compiled}.json"
+    found = _load(path, len(units)) if cache else None
     if found is None:
-        found = measured_profile(captured, units, tensors, threads=threads, progress=progress, part=part)
+        found = measured_profile(captured, units, tensors, threads=threads, progress=progress, part=part,
+                                 seconds=UNITS_SHARE * seconds, compiled=compiled)  # fmt: skip
         if cache:
             _store(path, found)
     return found
@@ -83,7 +88,7 @@ def fresh_costs() -> Iterator[None]:
                 os.environ["LPCOMPILE_CACHE"] = before
 
 
-def _key(
+def cache_key(
     captured: Captured, units: Sequence[Unit], tensors: list[torch.Tensor], threads: int | None, part: float
 ) -> str:
     model = captured._lp.model
@@ -102,17 +107,26 @@ def _key(
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:40]
 
 
-def _load(path: Path) -> Profile | None:
-    """A cached profile; None if it is absent or unreadable."""
+def _load(path: Path, count: int) -> Profile | None:
+    """A cached profile of so many units; None if it is absent, unreadable, or no profile: it is measured anew then."""
     try:
         data = json.loads(path.read_text())
         if data.pop("format") != CACHE_FORMAT:
             return None
         units = tuple(UnitCost(**u) for u in data.pop("units"))
         notes = (*data.pop("notes"), "from the profile cache")
-        return Profile(units=units, notes=notes, **data)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        found = Profile(units=units, notes=notes, **data)
+        return found if len(units) == count and _possible(found) else None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         return None
+
+
+def _possible(profile: Profile) -> bool:
+    """Whether all costs are numbers that can be."""
+    costs = [value for unit in profile.units for name, value in asdict(unit).items() if name != "name"]
+    whole = [profile.whole_forward, profile.whole_backward, profile.raw_ratio]
+    costs += [profile.loss, profile.part, *(value for value in whole if value is not None)]
+    return all(not isinstance(v, bool) and isinstance(v, (int, float)) and 0 <= v < math.inf for v in costs)
 
 
 def _store(path: Path, profile: Profile) -> None:

@@ -14,8 +14,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from lpcompile.passes.capture.captured import Captured
 from lpcompile.passes.graph.batch import batch_size, resized
 
-SLOW_STEP = 2500.0  # ms: too slow to measure many steps
-TELLING_STEP = SLOW_STEP / 8  # ms: long enough to extrapolate from, because call overhead is small against it
+SLOW_STEP = 1000.0  # ms: too slow to measure several steps in the time that there is
+TELLING_STEP = SLOW_STEP / 3  # ms: long enough to extrapolate from, because call overhead is small against it
 SAMPLE_GROWTH = 4  # factor on the number of samples when a step was too short to extrapolate from
 
 
@@ -31,7 +31,7 @@ class Affordable(NamedTuple):
 def affordable(
     captured: Captured, tensors: list[torch.Tensor], step: Callable[[list[torch.Tensor]], float]
 ) -> Affordable:
-    """All samples, or as many as take a third of SLOW_STEP. `step` runs a step on its inputs and returns its ms.
+    """All samples, or as many as take TELLING_STEP. `step` runs a step on its inputs and returns its ms.
 
     A model with a fixed batch size is measured with all samples.
     """
@@ -49,7 +49,7 @@ def affordable(
         if taken >= TELLING_STEP:
             break
         size = min(batch, SAMPLE_GROWTH * size)
-    few = min(batch, max(least, int(batch * SLOW_STEP / 3 / whole)))
+    few = min(batch, max(least, int(batch * TELLING_STEP / whole)))
     return Affordable(resized(tensors, few) if few < batch else tensors, whole * few / batch, few < batch, few == size)
 
 

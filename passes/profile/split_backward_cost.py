@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import statistics
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 
 from lpcompile.core.split_backward import input_part, weight_part
+from lpcompile.core.system.atomic_file import write_text
 from lpcompile.passes.auxnet.measure import boundary_inputs
 from lpcompile.passes.graph.untouched import untouched
 from lpcompile.passes.profile.measure import drop_gradients
@@ -22,11 +26,31 @@ MAX_REPEATS = 5
 
 
 def split_shares(
-    stages: Sequence[Stage], tensors: list[torch.Tensor], repeats: int = MAX_REPEATS
+    stages: Sequence[Stage], tensors: list[torch.Tensor], repeats: int = MAX_REPEATS, cached: Path | None = None
 ) -> tuple[BackwardShares, ...]:
-    """The shares of each stage, measured in turn with undivided backwards. Host clock only: `zb` was tried on CPUs."""
+    """The shares of each stage, measured in turn with undivided backwards. Host clock only: `zb` was tried on CPUs.
+
+    cached: a file of the profile cache, for these stages.
+    """
+    known = _load(cached, len(stages)) if cached is not None else ()
+    if known:
+        return known
     pairs = list(zip(stages, boundary_inputs(stages, tensors), strict=True))
-    return (FIRST_STAGE_SHARES, *(_shares(stage, given, min(repeats, MAX_REPEATS)) for stage, given in pairs[1:]))
+    found = (FIRST_STAGE_SHARES, *(_shares(stage, given, min(repeats, MAX_REPEATS)) for stage, given in pairs[1:]))
+    if cached is not None:
+        with contextlib.suppress(OSError):  # a read-only cache is no error
+            cached.parent.mkdir(parents=True, exist_ok=True)
+            write_text(cached, json.dumps(found))
+    return found
+
+
+def _load(path: Path, count: int) -> tuple[BackwardShares, ...]:
+    """Cached shares of so many stages; empty if they are absent or unreadable."""
+    try:
+        found = tuple((float(a), float(b)) for a, b in json.loads(path.read_text()))
+    except (OSError, ValueError, TypeError, OverflowError, RecursionError):
+        return ()
+    return found if len(found) == count and all(0 <= v < 100 for pair in found for v in pair) else ()
 
 
 def _shares(stage: Stage, given: Sequence[torch.Tensor], repeats: int) -> BackwardShares:
@@ -53,7 +77,7 @@ def _step(stage: Stage, given: Sequence[torch.Tensor]) -> tuple[float, float, fl
     begin = time.perf_counter()
     _, groups = input_part(pairs, leaves, weights, together=False)
     middle = time.perf_counter()
-    weight_part(weights, groups)
+    weight_part(groups)
     end = time.perf_counter()
     drop_gradients(stage)
     return whole, middle - begin, end - middle

@@ -8,6 +8,7 @@ after layer1.1.conv1: no: 2 tensors are live (layer1_0_relu_1, layer1_1_conv1)
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -17,7 +18,10 @@ from torch import fx, nn
 from lpcompile.core.stage_io import TensorSpec
 from lpcompile.errors import UsageError
 from lpcompile.passes.capture.captured import Captured
+from lpcompile.passes.graph.calls import Switched, read_attribute, switch
 from lpcompile.passes.graph.liveness import Liveness, liveness
+
+MAX_INTEGERS = 2  # integer tensors beside the floats of a boundary
 
 
 @dataclass(frozen=True)
@@ -63,11 +67,22 @@ def cuts(captured: Captured, *, max_width: int = 1, tied: str = "replicate") -> 
     if graphs[False] is graphs[True]:
         return [replace(c, eval_position=c.position) for c in train]
     evaluate = liveness(graphs[False], model)
-    train_roles, eval_roles = _roles(liveness(graphs[True], model)), _roles(evaluate)
-    by_roles: dict[tuple[object, ...], Cut] = {}
-    for cut in _positions(evaluate, model, max_width, tied):
-        by_roles.setdefault(tuple(eval_roles[name] for name in cut.values), cut)
-    paired = [_pair(cut, by_roles.get(tuple(train_roles[name] for name in cut.values))) for cut in train]
+    training = liveness(graphs[True], model)
+    others = _positions(evaluate, model, max_width, tied)
+    paired = []
+    # The same function may stand on different lines for the two modes, or be called more often before in one of them.
+    for lines, last in itertools.product((True, False), (False, True)):
+        train_roles, eval_roles = _roles(training, lines, last), _roles(evaluate, lines, last)
+        by_roles: dict[tuple[object, ...], Cut] = {}
+        for cut in others:
+            by_roles.setdefault(tuple(eval_roles[name] for name in cut.values), cut)
+        found = [_pair(cut, by_roles.get(tuple(train_roles[name] for name in cut.values))) for cut in train]
+        paired.append(_in_order(found))
+    return max(paired, key=lambda found: sum(c.legal for c in found))
+
+
+def _in_order(paired: list[Cut]) -> list[Cut]:
+    """Cuts whose counterparts in the evaluation graph come in the same order; the others are illegal."""
     found, last = [], -1
     for cut in paired:
         if cut.legal and cut.eval_position <= last:
@@ -88,12 +103,20 @@ def _pair(cut: Cut, other: Cut | None) -> Cut:
     return replace(cut, eval_position=other.position)
 
 
-def _roles(live: Liveness) -> dict[str, tuple[object, ...]]:
-    """Identifies nodes across the two graphs, whose names are numbered differently: the n-th such call of a module."""
+def _roles(live: Liveness, lines: bool, last: bool) -> dict[str, tuple[object, ...]]:
+    """Identifies nodes across the two graphs, whose names are numbered differently: the n-th such call of a module, or
+    the n-th `last`.
+
+    With `lines`, functions are told apart by their source line too: dropout may add functions in training.
+    """
     found: dict[str, tuple[object, ...]] = {}
     times: Counter[tuple[object, ...]] = Counter()
-    for node in live.steps:
-        role = (node.op, node.meta["path"], str(node.target))
+    for node in reversed(live.steps) if last else live.steps:
+        skippable = node.target is switch  # evaluation calls the layer itself
+        op, target = node.meta.get("unswitched", (node.op, node.target))
+        role: tuple[object, ...] = (op, node.meta["path"], str(target))
+        role = (*role, node.meta["source"]) if lines and node.op != "call_module" else role
+        role = ("call_module", node.meta["path"], node.meta["path"]) if skippable else role
         times[role] += 1
         found[node.name] = (*role, times[role])
     return found
@@ -126,14 +149,25 @@ def _illegal(values: list[fx.Node], max_width: int) -> str:
     for value in values:
         spec = value.meta["spec"]
         if spec is None:
-            return f"{value.name} is not a tensor yet"
-        if not spec.is_float:
-            return f"{value.name} is {spec}: an auxiliary variable must be a float tensor"
-    if not any(v.meta["spec"].requires_grad for v in values):
+            return f"{made_at(value)} is not a tensor yet"
+        if (value.target is switch or isinstance(value.target, Switched)) and value.args[2] is None:
+            return f"{made_at(value)} lies inside a part that is skipped at random"
+    floats = [v for v in values if v.meta["spec"].is_float]  # integers (drawn time steps, indices) ride beside them
+    if not floats:
+        return f"{made_at(values[0])} is {values[0].meta['spec']}: a boundary needs a float tensor"
+    if not any(v.meta["spec"].requires_grad for v in floats):
         return "no gradient flows across"
-    if len(values) > max_width:
+    if len(floats) > max_width or len(values) - len(floats) > MAX_INTEGERS:
         return f"{len(values)} tensors are live ({', '.join(v.name for v in values[:6])})"
     return ""
+
+
+def made_at(value: fx.Node) -> str:
+    """A value by the line of the user's code that made it."""
+    path, source = value.meta["path"], value.meta["source"]
+    if ":" not in source:
+        return str(value.name)
+    return f"the value of {source}" + (f" (module {path})" if path else "")
 
 
 class _Forbidden:
@@ -152,6 +186,10 @@ class _Forbidden:
         trained = [i for name in uses if name in live.parameters for i in uses[name]]
         first, last = (min(trained), max(trained)) if trained else (len(live.steps), -1)
         self.ranges += [(0, first, "no parameter comes before"), (last, len(live.steps), "no parameter comes after")]
+        for node in live.steps:
+            if node.target is read_attribute and node.args[0] in live.index:
+                reason = f"{node.args[2]} of {node.meta['path']} is read where that module has run"
+                self._span([live.index[node.args[0]], live.index[node]], reason)
         self._shared_memory()
 
     def _span(self, steps: Iterable[int], reason: str) -> None:
@@ -205,6 +243,9 @@ def state_uses(live: Liveness, model: nn.Module) -> dict[str, list[int]]:
     for name, tensor in [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]:
         canonical.setdefault(id(tensor), name)
     uses: dict[str, list[int]] = {}
+    sharing: dict[int | None, list[fx.Node]] = {}  # nodes by the memory of their results
+    for node in live.graph.nodes:
+        sharing.setdefault(node.meta.get("storage"), []).append(node)
     for node in live.graph.nodes:
         if node.op == "call_module":
             module = model.get_submodule(str(node.target))
@@ -214,17 +255,14 @@ def state_uses(live: Liveness, model: nn.Module) -> dict[str, list[int]]:
             owner = _attribute(model, str(node.target))
             tensors = [*owner.parameters(), *owner.buffers()] if isinstance(owner, nn.Module) else [owner]
             names = {canonical[id(t)] for t in tensors if id(t) in canonical}
-            aliases = [n for n in live.graph.nodes if n is node or _shares(n, node)]  # in-place writes return one
+            storage = node.meta.get("storage")
+            aliases = [node] if storage is None else sharing[storage]  # in-place writes return one
             steps = [live.index[u] for n in aliases for u in (n, *n.users) if u in live.index]
         else:
             continue
         for name in names:
             uses.setdefault(name, []).extend(steps)
     return {name: steps for name, steps in uses.items() if steps}
-
-
-def _shares(a: fx.Node, b: fx.Node) -> bool:
-    return a.meta.get("storage") is not None and a.meta.get("storage") == b.meta.get("storage")
 
 
 def _attribute(model: nn.Module, target: str) -> object:

@@ -10,25 +10,30 @@ import random
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
-from lpcompile.errors import GateError
+from lpcompile.errors import GateError, LpError
 from lpcompile.passes.graph.tree import flatten
 from lpcompile.passes.graph.untouched import untouched
 from lpcompile.passes.split.split import Stage, stage_io
+from lpcompile.passes.split.suspect import last_called, suspect
 
 GATE_SEED = 20
 MODEL_FAILS = (
     "the model itself fails in {} on the example inputs, so there is nothing to check the program against; "
     "repair it, or pass gate=False"
 )
-PROGRAM_FAILS = (
-    "the compiled program fails in {} where the model does not, and is refused; "
-    "keep the module that this belongs to whole with leaf=[...], or report the model to us"
-)
+PROGRAM_FAILS = "the compiled program fails in {} where the model does not, and is refused"
+
+
+class ModelFails(GateError):
+    """The model itself fails on the inputs of the check."""
+
+
 Forward = Callable[[list[torch.Tensor]], Any]
 
 
@@ -48,12 +53,13 @@ def run_step(
     *,
     written: Sequence[str] = (),
     digest: bool = True,
+    seed: int = GATE_SEED,
 ) -> StepResults:
     """One forward (and, in training, backward) under a fixed seed; the model is restored afterwards."""
     keep = _digest if digest else lambda t: t.detach().clone()
     with untouched(model, written), torch.set_grad_enabled(training):
-        torch.manual_seed(GATE_SEED)
-        random.seed(GATE_SEED)
+        torch.manual_seed(seed)
+        random.seed(seed)
         leaves = [t.detach().clone().requires_grad_(t.requires_grad) for t in inputs]
         out, tree = flatten(forward(leaves))
         results = {f"output {i}": keep(t) for i, t in enumerate(out)}
@@ -122,34 +128,76 @@ def gate(
     inputs: list[torch.Tensor],
     set_mode: Callable[[bool], None],
     written: Sequence[str] = (),
+    seeds: int = 1,
 ) -> None:
-    """Raise `GateError` unless `program` equals `reference` bitwise, in training and in evaluation."""
+    """Raise `GateError` unless `program` equals `reference` bitwise, in training (with `seeds` seeds) and evaluation.
+
+    `ModelFails` if the model itself cannot run on these inputs.
+    """
     before = model.training
-    for training in (True, False):
+    for training, seed in [*((True, GATE_SEED + i) for i in range(seeds)), (False, GATE_SEED)]:
         flags = [(m, m.training) for m in model.modules()]
         try:
             if training != before:
                 model.train(training)
             set_mode(training)
-            left = _checked_step(model, reference, inputs, training, written, MODEL_FAILS)
-            right = _checked_step(model, program, inputs, training, written, PROGRAM_FAILS)
+            left = _checked_step(model, reference, inputs, training, written, seed, ModelFails, MODEL_FAILS)
+            right = _checked_step(model, program, inputs, training, written, seed, GateError, PROGRAM_FAILS)
             if left != right:
-                _refuse(model, reference, program, inputs, training, written)
+                _refuse(model, reference, program, inputs, training, written, seed)
         finally:
             for module, flag in flags:
                 module.training = flag
             set_mode(before)
 
 
+def gate_second_call(
+    model: nn.Module, reference: Forward, program: Forward, inputs: list[torch.Tensor], written: Sequence[str] = ()
+) -> None:
+    """Raise `GateError` if a second call differs: a module that stays whole may keep something from call to call that
+    its caller resets, which the program does not do."""
+
+    def second(forward: Forward) -> list[tuple[Any, ...]]:
+        with untouched(model, written), torch.no_grad():
+            torch.manual_seed(GATE_SEED)
+            random.seed(GATE_SEED)
+            flatten(forward([t.detach().clone() for t in inputs]))
+            return [_digest(t) for t in flatten(forward([t.detach().clone() for t in inputs]))[0]]
+
+    try:
+        wanted = second(reference)
+    except Exception:  # a model that runs once, until its user resets it
+        return
+    if second(program) != wanted:
+        raise GateError(
+            "the compiled program is the model in a first call and differs in a second: forward resets what a module "
+            "that stays whole has kept; keep the module that does so whole, too, with leaf=[...]"
+        )
+
+
 def _checked_step(
-    model: nn.Module, forward: Forward, inputs: list[torch.Tensor], training: bool, written: Sequence[str], blame: str
+    model: nn.Module,
+    forward: Forward,
+    inputs: list[torch.Tensor],
+    training: bool,
+    written: Sequence[str],
+    seed: int,
+    kind: type[GateError],
+    blame: str,
 ) -> StepResults:
     """`run_step`, with exceptions turned into a `GateError` that says whose fault they are."""
     try:
-        return run_step(model, forward, inputs, training, written=written)
+        return run_step(model, forward, inputs, training, written=written, seed=seed)
     except Exception as error:
         mode = "a training step" if training else "evaluation under no_grad"
-        raise GateError(f"{blame.format(mode)} ({type(error).__name__}: {error})") from error
+        text = f"{blame.format(mode)} ({type(error).__name__}: {error})"
+        if kind is GateError and not isinstance(error, LpError):  # our own errors say what to do
+            step = partial(run_step, model, forward, inputs, training, written=written, seed=seed)
+            name = last_called(model, step)
+            module = name.rpartition(".")[0] or name
+            text += f"; it fails in {name} or after it: keep {module!r} whole with leaf=[{module!r}]" if name else ""
+            text += ", or report the model to us" if name else "; report the model to us"
+        raise kind(text) from error
 
 
 def _refuse(
@@ -159,10 +207,12 @@ def _refuse(
     inputs: list[torch.Tensor],
     training: bool,
     written: Sequence[str],
+    seed: int,
 ) -> None:
     """Raise `GateError` with the differences, or with the reason that the model cannot be checked."""
-    left = run_step(model, reference, inputs, training, written=written, digest=False)
-    again = run_step(model, reference, inputs, training, written=written, digest=False)
+    step = partial(run_step, inputs=inputs, training=training, written=written, digest=False, seed=seed)
+    left = step(model, reference)
+    again = step(model, reference)
     mode = "training" if training else "evaluation"
     unstable = _differences(left, again)
     if unstable:
@@ -171,8 +221,15 @@ def _refuse(
             f"can be checked against it; remove the source of chance outside torch's generators "
             f"(for a check without the gate pass gate=False)"
         )
-    right = run_step(model, program, inputs, training, written=written, digest=False)
+    right = step(model, program)
     found = _differences(left, right) or ["nothing on a second look: the difference comes and goes"]
+    gradients = [f.split(" is ")[0].split(" differs ")[0] for f in found if f.startswith("gradient of ")]
+    module = suspect(model, lambda ours: step(model, program if ours else reference), gradients)
+    keep = (
+        f"It begins in {module}: keep that module whole with leaf=[{module!r}]"
+        if module
+        else ("Keep the module that this belongs to whole with leaf=[...]")
+    )
     more = f" and {len(found) - 3} more" if len(found) > 3 else ""
     fast = any(isinstance(m, nn.TransformerEncoder) for m in model.modules()) and not training
     hint = (
@@ -182,7 +239,7 @@ def _refuse(
     )
     raise GateError(
         f"the compiled program differs from the model in {mode} and is refused: {'; '.join(found[:3])}{more}. "
-        f"Keep the module that this belongs to whole with leaf=[...]{hint}, or report the model to us"
+        f"{keep}{hint}, or report the model to us"
     )
 
 

@@ -19,13 +19,12 @@ from torch import fx, nn
 from torch.nn.modules.batchnorm import BatchNorm1d, BatchNorm2d, BatchNorm3d
 from torch.nn.modules.conv import Conv1d, Conv2d, Conv3d
 
-from lpcompile.passes.graph.module import submodule
+from lpcompile.passes.graph.module import HOOKS, submodule
 from lpcompile.passes.split.split import Stage
 
 FRESH = (Conv1d, Conv2d, Conv3d, BatchNorm1d, BatchNorm2d, BatchNorm3d)
 RELUS = (F.relu, torch.relu, "relu")
 SUMS = (operator.add, torch.add, "add")
-HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 REGISTRIES = ("_modules", "_parameters", "_buffers", "_non_persistent_buffers_set", *HOOKS)
 
 

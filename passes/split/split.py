@@ -225,10 +225,14 @@ def _origins(symbols: list[fx.Node]) -> set[fx.Node]:
 
 def _resolve(captured: Captured, target: str) -> Any:
     value = registered(captured, target)
-    if value is None:  # a plain attribute of a leaf module
-        value = captured._lp.model
-        for part in target.split("."):
-            value = getattr(value, part)
+    return plain_attribute(captured._lp.model, target) if value is None else value
+
+
+def plain_attribute(root: nn.Module, target: str) -> Any:
+    """The value at a dotted path that ends in a plain attribute of a layer."""
+    value: Any = root
+    for part in target.split("."):
+        value = getattr(value, part)
     return value
 
 

@@ -29,10 +29,11 @@ class Unit:
     cut: Cut | None
 
 
-def units(captured: Captured, cuts: Sequence[Cut]) -> list[Unit]:
-    """Group the steps by the legal cuts among `cuts`, keeping one cut of each run of negligible cost."""
+def units(captured: Captured, cuts: Sequence[Cut], every_shape: bool = False) -> list[Unit]:
+    """Group the steps by the legal cuts among `cuts`, keeping one cut of each run of negligible cost; with
+    `every_shape` one for each shape of tensors in it."""
     live = liveness(captured._lp_graphs[True], captured._lp.model)
-    chosen = _representatives(live, [c for c in cuts if c.legal])
+    chosen = _representatives(live, [c for c in cuts if c.legal], every_shape)
     bounds = [(c.position, c) for c in chosen] + [(len(live.steps) - 1, None)]
     found: list[Unit] = []
     names: dict[str, int] = {}
@@ -45,8 +46,8 @@ def units(captured: Captured, cuts: Sequence[Cut]) -> list[Unit]:
     return found
 
 
-def _representatives(live: Liveness, legal: list[Cut]) -> list[Cut]:
-    """The best cut of each run."""
+def _representatives(live: Liveness, legal: list[Cut], every_shape: bool = False) -> list[Cut]:
+    """The best cut of each run, or of each shape in it."""
     cost = [n.meta["flops"] + n.meta["backward_flops"] for n in live.steps]
     limit = NEGLIGIBLE_SHARE * sum(cost)
     runs: list[list[Cut]] = []
@@ -57,7 +58,14 @@ def _representatives(live: Liveness, legal: list[Cut]) -> list[Cut]:
             runs.append([])
             spent = 0.0
         runs[-1].append(cut)
-    return [min(run, key=lambda c: _rank(live, c)) for run in runs]
+    if every_shape:
+        runs = [[c for c in run if shapes(c) == one] for run in runs for one in dict.fromkeys(map(shapes, run))]
+    return sorted((min(run, key=lambda c: _rank(live, c)) for run in runs), key=lambda c: c.position)
+
+
+def shapes(cut: Cut) -> tuple[tuple[int, ...], ...]:
+    """Of the tensors that cross it."""
+    return tuple(tuple(spec.shape) for spec in cut.specs)
 
 
 def _rank(live: Liveness, cut: Cut) -> tuple[float, ...]:

@@ -3,101 +3,49 @@
     DIR/step-000400/   run.json       steps, method, model, the plan
                        rank0.json     rank 0's state besides tensors (schedulers, β, ...)
                        rank0.safetensors, index.json
+                       checksums.json SHA-256 of all of these
 
 Parameters and their optimizer state are stored under the model's own names, so that a checkpoint loads at another K and
-exports to a plain file. torch.distributed.checkpoint writes them into a temporary folder, which is renamed when all
-of it is on disk. Reading unpickles nothing.
+exports to a plain file. They are written (`save`) into a temporary folder, which is renamed when all of it is on disk.
+Reading compares the checksums. Nothing is unpickled, neither from files nor from other ranks.
 """
 
 from __future__ import annotations
 
 import logging
 import re
-import shutil
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+from safetensors import SafetensorError
 from torch import Tensor, nn
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
-from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
-from lpcompile.core.atomic_file import replaced, sync
 from lpcompile.core.plan import Plan
-from lpcompile.errors import UsageError
+from lpcompile.core.system import checksum
+from lpcompile.core.system.atomic_file import replaced
+from lpcompile.errors import LpError, TrainingError, UsageError
 from lpcompile.runtime.checkpoint import named, plain
-from lpcompile.runtime.checkpoint.storage import Reader, Writer, read_json, write_json
-from lpcompile.runtime.launch import board
+from lpcompile.runtime.checkpoint.storage import Reader, read_json
+from lpcompile.runtime.comm import exchange
 
 if TYPE_CHECKING:
     from lpcompile.runtime.engine.engine import Engine
 
 log = logging.getLogger("lpcompile")
-VERSION = 1
+VERSION = 2
 NAME = re.compile(r"step-(\d+)")
-RUN = "run.json"
+RUN, CHECKSUMS = "run.json", "checksums.json"
+VERIFY = "see what is wrong with it: python -m lpcompile checkpoint verify {0}"
+PART = ".part-"  # begins the name of a checkpoint that is being written
+BROKEN = (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError, OSError, SafetensorError)
 
 
-def save(trainer: Engine, folder: Path, *, extra: dict[str, Any] | None = None, keep: int = 2) -> Path:
-    """Write a checkpoint and keep the newest `keep`. All ranks must call it, and see the same folder."""
-    trainer.flush()
-    with board.away(trainer.steps, "saving a checkpoint"):
-        return _save(trainer, folder, extra or {}, keep)
-
-
-def _save(trainer: Engine, folder: Path, extra: dict[str, Any], keep: int) -> Path:
-    given = named.state(trainer)
-    target = folder / f"step-{trainer.steps:08d}"
-    part = folder / f".part-{target.name}"
-    if trainer.main:
-        shutil.rmtree(part, ignore_errors=True)
-        part.mkdir(parents=True)
-    _meet(trainer)
-    if trainer.first_rank == 0:  # all replicas are alike: the first one writes
-        tensors: dict[str, Tensor] = {}
-        for rank, own in given["ranks"].items():
-            found, data = plain.flat(own, f"rank {rank}")
-            write_json(part / f"rank{rank}.json", data)
-            tensors |= found
-        tensors |= given["model"]
-        shared = {key: given[key] for key in named.SHARED} | {"extra": extra}
-        run_tensors, run = plain.flat(shared, "run")
-        if trainer.main:
-            tensors |= run_tensors
-            plan = trainer.plan.to_json()
-            write_json(part / RUN, {"version": VERSION, "model": trainer.plan.model, "K": trainer.plan.K,
-                                    "plan": plan, "state": run})  # fmt: skip
-        group = trainer.mesh.along if trainer.mesh is not None and trainer.mesh.along is not None else trainer.control
-        alone = not trainer.distributed or trainer.plan.K == 1
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "torch.distributed is disabled")  # on purpose, in one process
-            dcp_save(dict(tensors), storage_writer=Writer(part, trainer.rank), process_group=group, no_dist=alone)
-    _meet(trainer)
-    if trainer.main:
-        sync(part)
-        shutil.rmtree(target, ignore_errors=True)
-        part.rename(target)
-        sync(folder)
-        _prune(folder, keep)
-    _meet(trainer)
-    return target
-
-
-def _meet(trainer: Engine) -> None:
-    if trainer.distributed:
-        dist.barrier(group=trainer.control)
-
-
-def _prune(folder: Path, keep: int) -> None:
-    for old in _all(folder)[: -max(keep, 1)]:
-        shutil.rmtree(old, ignore_errors=True)
-    for part in folder.glob(".part-*"):
-        shutil.rmtree(part, ignore_errors=True)
-
-
-def _all(folder: Path) -> list[Path]:
+def all_in(folder: Path) -> list[Path]:
     """The checkpoints in a folder, oldest first."""
     found = [p for p in folder.iterdir() if NAME.fullmatch(p.name) and p.is_dir()] if folder.is_dir() else []
     return sorted(found, key=lambda p: int(p.name.removeprefix("step-")))
@@ -105,7 +53,7 @@ def _all(folder: Path) -> list[Path]:
 
 def latest(folder: Path) -> Path | None:
     """The newest checkpoint in a folder, or None."""
-    return next(reversed(_all(folder)), None)
+    return next(reversed(all_in(folder)), None)
 
 
 def find(path: Path) -> Path:
@@ -119,15 +67,82 @@ def find(path: Path) -> Path:
 def describe(folder: Path) -> dict[str, Any]:
     """The content of run.json: model, K, plan."""
     found = read_json(folder / RUN)
-    version = found.get("version") if isinstance(found, dict) else None
-    if version != VERSION:
+    if not isinstance(found, dict) or found.get("version") != VERSION:
+        version = found.get("version") if isinstance(found, dict) else None
         raise UsageError(f"{folder} is not a checkpoint of version {VERSION} (version: {version!r})")
-    assert isinstance(found, dict)
+    kinds = {"model": str, "K": int, "plan": dict, "state": dict}
+    odd = next((name for name, kind in kinds.items() if not isinstance(found.get(name), kind)), None)
+    if odd is not None:
+        raise TrainingError(f"{folder / RUN} is broken: its {odd!r} is {found.get(odd)!r}; {VERIFY.format(folder)}")
     return found
 
 
-def load(trainer: Engine, folder: Path) -> dict[str, Any]:
-    """Go on from a checkpoint; gives the `extra` that was saved with it. All ranks must call it."""
+def damage(folder: Path) -> str | None:
+    """The file of a checkpoint that is not as it was written, and why; None if it is whole."""
+    try:
+        describe(folder)
+        sums = read_json(folder / CHECKSUMS)
+        if isinstance(sums, dict) and sums.pop(checksum.OWN, checksum.of_data(sums)) != checksum.of_data(sums):
+            return f"{CHECKSUMS} has another SHA-256 than when it was written"
+        return checksum.damage(folder, sums) or _unlisted(folder, sums)
+    except (LpError, *BROKEN) as error:
+        return str(error)
+
+
+def _unlisted(folder: Path, sums: dict[str, Any]) -> str | None:
+    """A file of the checkpoint that has no checksum."""
+    found = {p.name for p in folder.iterdir() if p.suffix in (".json", ".safetensors")} - {CHECKSUMS}
+    return next((f"{CHECKSUMS} does not list {name}" for name in sorted(found - sums.keys())), None)
+
+
+def newest_whole(folder: Path) -> tuple[Path | None, list[str]]:
+    """The newest checkpoint in a folder that is not damaged, and what is wrong with those after it."""
+    wrong: list[str] = []
+    for found in reversed(all_in(folder)):
+        reason = damage(found)
+        if reason is None:
+            return found, wrong
+        wrong.append(f"{found} is damaged: {reason}")
+    return None, wrong
+
+
+def resumable(folder: Path, group: Any = None) -> Path | None:
+    """The checkpoint from which all ranks go on: the newest whole one that rank 0 sees, or None if there are none."""
+    first = not dist.is_initialized() or dist.get_rank() == 0
+    path, wrong = newest_whole(folder) if first else (None, [])
+    name = path.name if path else None
+    if dist.is_initialized():
+        name, wrong = exchange.from_first([name, wrong], group)
+    if name is None and wrong:
+        raise TrainingError(
+            f"no checkpoint in {folder} is whole, so there is nothing to go on from: {'; '.join(wrong)}; "
+            f"give another folder, or leave out --resume"
+        )
+    if name is None:
+        return None
+    for text in wrong if first else ():
+        log.warning("%s; going on from %s", text, folder / name)
+    return folder / name
+
+
+def load(trainer: Engine, folder: Path, *, verified: bool = False) -> dict[str, Any]:
+    """Go on from a checkpoint; gives the `extra` that was saved with it. All ranks must call it.
+
+    verified: its checksums were compared a moment ago.
+    """
+    reason = None if verified or not trainer.main else damage(folder)
+    reason = exchange.from_first(reason, trainer.control) if trainer.distributed else reason
+    if reason is not None:
+        raise TrainingError(f"{folder} is damaged: {reason}; load an older one, or train anew")
+    try:
+        return _load(trainer, folder)
+    except BROKEN as error:
+        raise TrainingError(
+            f"{folder} cannot be loaded ({type(error).__name__}: {error}); {VERIFY.format(folder)}"
+        ) from error
+
+
+def _load(trainer: Engine, folder: Path) -> dict[str, Any]:
     run, reader = describe(folder), Reader(folder)
     check_model(trainer.program.module, folder)
     shared = plain.nested(run["state"], read(reader, plain.names(run["state"])))
@@ -187,24 +202,35 @@ def read(reader: Reader, names: Any) -> dict[str, Tensor]:
     if found:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "torch.distributed is disabled")  # on purpose
-            dcp_load(found, storage_reader=reader, no_dist=True)
+            try:
+                dcp_load(found, storage_reader=reader, no_dist=True)
+            except CheckpointException as wrapped:  # no Exception, and its text is a traceback
+                raise next(iter(wrapped.failures.values()))[0] from None
     return found
 
 
-def model_state(folder: Path) -> dict[str, Tensor]:
-    """The original model's state dict out of a checkpoint: `model.load_state_dict(..., strict=True)`."""
+def model_state(folder: Path, average: bool = False) -> dict[str, Tensor]:
+    """The original model's state dict out of a checkpoint: `model.load_state_dict(..., strict=True)`.
+
+    average: of the moving average of the weights, where the run kept one.
+    """
     folder = find(folder)
-    describe(folder)
+    reason = damage(folder)
+    if reason is not None:
+        raise TrainingError(f"{folder} is damaged: {reason}; give an older one by its own path")
     reader = Reader(folder)
-    names = [n for n in reader.files if n.startswith(named.MODEL)]
-    return {n.removeprefix(named.MODEL): t for n, t in read(reader, names).items()}
+    prefix = named.AVERAGE if average else named.MODEL
+    names = [n for n in reader.files if n.startswith(prefix)]
+    if not names:
+        raise UsageError(f"{folder} has no average of the weights; it is kept by runs with --model-ema")
+    return {n.removeprefix(prefix): t for n, t in read(reader, names).items()}
 
 
-def export(folder: Path, file: Path) -> int:
-    """Write the model's state as a plain safetensors file; gives the number of tensors."""
+def export(folder: Path, file: Path, average: bool = False) -> int:
+    """Write the model's state, or its average, as a plain safetensors file; gives the number of tensors."""
     from safetensors.torch import save_file
 
-    state = {name: t.clone() for name, t in model_state(folder).items()}
+    state = {name: t.clone() for name, t in model_state(folder, average).items()}
     with replaced(file, durable=True) as part:
         save_file(state, part)
     return len(state)

@@ -13,13 +13,15 @@ from torch import Tensor
 
 from lpcompile.runtime.checkpoint import plain
 from lpcompile.runtime.checkpoint import state as states
+from lpcompile.runtime.engine import phases
+from lpcompile.runtime.methods.recipe import recipe_text
 
 if TYPE_CHECKING:
     from lpcompile.runtime.engine.engine import Engine
     from lpcompile.runtime.engine.worker import Worker
 
-MODEL, OPTIMIZER = "model/", "optimizer/"
-SHARED = ("steps", "slot", "method", "target", "seen", "violation_at_start")
+MODEL, OPTIMIZER, AVERAGE = "model/", "optimizer/", "average/"
+SHARED = ("steps", "slot", "phases", "seen", "violation_at_start")
 
 
 def state(trainer: Engine) -> dict[str, Any]:
@@ -39,7 +41,19 @@ def state(trainer: Engine) -> dict[str, Any]:
         own["updater"] = updater
         own["schedulers"] = {n: s for n, s in found["schedulers"].items() if n.startswith(prefix)}
         ranks[w.rank] = own
+    if trainer.average is not None:
+        model |= {AVERAGE + name: t for name, t in trainer.average.state().items()}
     return {**{key: found[key] for key in SHARED}, "model": model, "ranks": ranks}
+
+
+def tensors(trainer: Engine) -> dict[str, Tensor]:
+    """Weights, buffers and the stages' optimizer state in this process, by the names that a checkpoint gives them."""
+    given, nets = state(trainer), ("auxnets", "kappanets", "heads", "loss")
+    ranks = [plain.flat({n: own[n] for n in nets}, f"rank {rank}")[0] for rank, own in given["ranks"].items()]
+    found: dict[str, Tensor] = dict(given["model"])
+    for mine in ranks:
+        found |= mine
+    return found
 
 
 def _names(trainer: Engine, w: Worker) -> list[str | None]:
@@ -69,7 +83,9 @@ def wanted(trainer: Engine, saved: Iterable[str]) -> list[str]:
     """The saved names that belong to this process's stages."""
     own: set[str] = set()
     for w in trainer.workers:
-        own |= {MODEL + name for name, t in w.stage.module.state_dict().items() if isinstance(t, Tensor)}
+        stage = [name for name, t in w.stage.module.state_dict().items() if isinstance(t, Tensor)]
+        own |= {MODEL + name for name in stage}
+        own |= {AVERAGE + name for name in stage if trainer.average is not None}
         own |= {f"{OPTIMIZER}{name}" for name in _names(trainer, w) if name is not None}
     return [name for name in saved if name in own or name.rpartition("/")[0] in own]
 
@@ -78,7 +94,7 @@ def load(trainer: Engine, given: dict[str, Any]) -> None:
     """Load what `state` gave, on the same plan."""
     ranks: dict[int, dict[str, Any]] = {}
     schedulers: dict[str, Any] = {}
-    asked, now = trainer.target.name, states.own_state(trainer)
+    asked, now = trainer.asked, states.own_state(trainer)
     for w in trainer.workers:
         own = _filled(given["ranks"][w.rank], now, w)
         schedulers |= own.pop("schedulers")
@@ -89,7 +105,8 @@ def load(trainer: Engine, given: dict[str, Any]) -> None:
         ranks[w.rank] = own
     trainer.flush()
     states.load_own_state(trainer, {**{k: given[k] for k in SHARED}, "schedulers": schedulers, "ranks": ranks})
-    if asked != trainer.target.name:
+    _load_average(trainer, given["model"])
+    if given["phases"]["asked"] != recipe_text(asked):
         trainer.switch(asked)
 
 
@@ -117,10 +134,18 @@ def load_elsewhere(trainer: Engine, given: dict[str, Any], rank0: Any) -> str:
             own = w.updater.optimizer.state_dict()
             own["state"] = {i: {} for i in range(len(w.updater.parameters))}
             w.updater.optimizer.load_state_dict(_put_together(trainer, w, own, given["model"]))
+    _load_average(trainer, given["model"])
     _load_schedulers(trainer, rank0)
-    if trainer.method is not trainer.target:
-        trainer.resume_method(trainer.target.name, trainer.target.name)
+    trainer.at = phases.Position()  # AuxNets are new
+    trainer.switch(trainer.asked)
     return "heads, AuxNets and their optimizers, stored λ and κ, an adaptive β, random streams"
+
+
+def _load_average(trainer: Engine, model: dict[str, Tensor]) -> None:
+    """The saved average of the weights; after the weights, from which it starts where none was saved."""
+    if trainer.average is not None:
+        saved = {name: t for name, t in model.items() if name.startswith(AVERAGE)}
+        trainer.average.load({name.removeprefix(AVERAGE): t for name, t in saved.items()})
 
 
 def _load_schedulers(trainer: Engine, rank0: Any) -> None:

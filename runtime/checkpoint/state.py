@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from lpcompile.errors import UsageError
 from lpcompile.runtime.comm.transport import Distributed
+from lpcompile.runtime.engine import phases
 from lpcompile.runtime.engine.worker import Worker
 from lpcompile.runtime.penalty.stores import Store
 
@@ -101,8 +102,7 @@ def own_state(trainer: Engine) -> dict[str, Any]:
     return {
         "steps": trainer.steps,
         "slot": trainer.slot,
-        "method": trainer.method.name,
-        "target": trainer.target.name,
+        "phases": phases.saved(trainer),
         "seen": trainer.seen,
         "violation_at_start": trainer.violation_at_start,
         "schedulers": {name: s.state_dict() for name, s in trainer.schedulers.items()},
@@ -123,6 +123,9 @@ def _worker_state(trainer: Engine, w: Worker) -> dict[str, Any]:
         "stores": {f"{kind} {k}": store.state() for (kind, k), store in w.stores.items()},
         "betas": {k: beta.now for k, beta in w.betas.items()},
         "random": w.random,
+        "means": dict(w.means),
+        "collapsed": dict(w.collapsed),
+        "first_losses": list(w.first_losses),
     }
 
 
@@ -138,8 +141,7 @@ def load_own_state(trainer: Engine, given: dict[str, Any]) -> None:
         raise UsageError(f"the state holds ranks {sorted(given['ranks'])}, not {missing}; load each rank's own state")
     trainer.steps, trainer.slot, trainer.low = given["steps"], given["slot"], given["slot"]
     trainer.seen, trainer.violation_at_start = given["seen"].clone(), given["violation_at_start"]
-    if trainer.method.name != given["method"] or trainer.target.name != given["target"]:
-        trainer.resume_method(given["target"], given["method"])
+    phases.resume(trainer, given["phases"])
     for name, scheduler in trainer.schedulers.items():
         scheduler.load_state_dict(given["schedulers"][name])
     for w in trainer.workers:
@@ -158,7 +160,8 @@ def _load_worker(trainer: Engine, w: Worker, given: dict[str, Any]) -> None:
         trainer.loss_fn.load_state_dict(given["loss"], strict=True)
     w.updater.load(given["updater"])
     groups = [w.updater.parameters, *(ps for ps, _ in w.updater.others.values())]
-    for parameters, gradients in zip(groups, given["gradients"], strict=True):
+    known = given["gradients"] if len(given["gradients"]) == len(groups) else [[None] * len(ps) for ps in groups]
+    for parameters, gradients in zip(groups, known, strict=True):
         for p, g in zip(parameters, gradients, strict=True):
             p.grad = None if g is None else g.clone()
     w.stores.clear()
@@ -169,3 +172,5 @@ def _load_worker(trainer: Engine, w: Worker, given: dict[str, Any]) -> None:
     for k, now in given["betas"].items():
         w.betas[k].now = now.to(w.device) if isinstance(now, Tensor) else now
     w.random = given["random"]
+    w.means, w.collapsed = dict(given["means"]), dict(given["collapsed"])
+    w.first_losses = list(given["first_losses"])

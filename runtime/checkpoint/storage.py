@@ -1,4 +1,4 @@
-"""Storage for torch.distributed.checkpoint in safetensors files and JSON: nothing in it is ever unpickled.
+"""Storage in safetensors files and JSON, read by torch.distributed.checkpoint: nothing in it is ever unpickled.
 
 Each rank writes one file; `index.json` has the file of each tensor. All are on disk (fsync) before they count.
 """
@@ -19,63 +19,37 @@ from torch.distributed.checkpoint.metadata import (
     TensorProperties,
     TensorStorageMetadata,
 )
-from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, SavePlan, SavePlanner
-from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
+from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner
+from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
-from lpcompile.core.atomic_file import sync
+from lpcompile.core.system.atomic_file import sync
 from lpcompile.errors import UsageError
 
 INDEX = "index.json"
 
 
-class Writer(StorageWriter):
-    """Writes into a folder that exists."""
-
-    def __init__(self, folder: Path, rank: int) -> None:
-        self.folder, self.rank = folder, rank
-
-    def reset(self, checkpoint_id: Any = None) -> None:
-        pass
-
-    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        pass
-
-    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        return plan
-
-    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        return plans
-
-    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        tensors: dict[str, torch.Tensor] = {}
-        for item in plan.items:
-            value = planner.resolve_data(item)
-            assert isinstance(value, torch.Tensor), f"{item.index.fqn} is no tensor"
-            own = value.detach().cpu().contiguous()
-            tensors[item.index.fqn] = own.clone() if own.data_ptr() == value.data_ptr() else own
-        name = f"rank{self.rank}.safetensors"
-        if tensors:
-            save_file(tensors, self.folder / name)
-            sync(self.folder / name)
-        done: Future[list[WriteResult]] = Future()
-        done.set_result([WriteResult(item.index, tensors[item.index.fqn].nbytes, name) for item in plan.items])
-        return done
-
-    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        write_json(self.folder / INDEX, {r.index.fqn: r.storage_data for found in results for r in found})
-
-    @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
-        return True
+def write_tensors(folder: Path, rank: int, tensors: dict[str, torch.Tensor]) -> str:
+    """Write a rank's tensors, each with memory of its own; gives the name of the file."""
+    own: dict[str, torch.Tensor] = {}
+    for name, tensor in tensors.items():
+        value = tensor.detach().cpu().contiguous()
+        own[name] = value.clone() if value.data_ptr() == tensor.data_ptr() else value
+    file = f"rank{rank}.safetensors"
+    save_file(own, folder / file)
+    sync(folder / file)
+    return file
 
 
 class Reader(StorageReader):
-    """Reads what `Writer` wrote."""
+    """Reads what `write_tensors` wrote."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.files: dict[str, str] = read_json(folder / INDEX)
+        found = read_json(folder / INDEX)
+        if not isinstance(found, dict) or not all(isinstance(file, str) for file in found.values()):
+            raise UsageError(f"{folder / INDEX} is broken: it does not give the file of each tensor")
+        self.files: dict[str, str] = found
 
     def reset(self, checkpoint_id: Any = None) -> None:
         pass

@@ -22,7 +22,7 @@ from lpcompile.core.plan import Plan
 from lpcompile.core.schedule import Instruction
 from lpcompile.errors import UsageError
 from lpcompile.runtime.comm.transport import Tensors
-from lpcompile.runtime.engine.batch import MicroBatch, to_device
+from lpcompile.runtime.engine.batches.batch import MicroBatch, to_device
 from lpcompile.runtime.engine.settings import BUFFER_POLICIES, Settings
 from lpcompile.runtime.engine.worker import Worker
 
@@ -30,7 +30,7 @@ UNUSED_INPUT = torch.empty(0)  # placeholder for an input that no stage from her
 
 
 @dataclass(frozen=True)
-class Entry:
+class BufferEntry:
     """A micro-batch at a boundary."""
 
     X: Tensors
@@ -42,7 +42,7 @@ class Entry:
 
 @dataclass
 class _Kept:
-    entry: Entry
+    entry: BufferEntry
     number: int  # in order of arrival
     uses: int = 0
 
@@ -62,7 +62,7 @@ class Buffer:
         self.changed = threading.Condition()
         self.error: BaseException | None = None
 
-    def put(self, entry: Entry) -> None:
+    def put(self, entry: BufferEntry) -> None:
         with self.changed:
             if len(self.kept) >= self.size:
                 gone = min(self.kept, key=lambda k: (-k.uses if self.policy == "least-reused" else 0, k.number))
@@ -78,7 +78,7 @@ class Buffer:
             self.error = error
             self.changed.notify_all()
 
-    def draw(self, wait: bool = False) -> tuple[Entry, int] | None:
+    def draw(self, wait: bool = False) -> tuple[BufferEntry, int] | None:
         """An entry and how often it was drawn before; None from an empty buffer, unless `wait`."""
         with self.changed:
             while wait and not self.kept and self.error is None:
@@ -114,11 +114,11 @@ class Buffers(Protocol):
 
     def use(self, size: int, policy: str) -> None: ...
 
-    def offer(self, k: int, entry: Entry) -> tuple[int, float]:
+    def offer(self, k: int, entry: BufferEntry) -> tuple[int, float]:
         """Returns the bytes sent, and the seconds waited for earlier offers."""
         ...
 
-    def draw(self, k: int) -> tuple[Entry, int] | None:
+    def draw(self, k: int) -> tuple[BufferEntry, int] | None:
         """An entry and how often it was drawn before; None if there is none and this rank should yield its turn."""
         ...
 
@@ -129,7 +129,7 @@ class Buffers(Protocol):
         ...
 
     def fail(self) -> None:
-        """This rank has failed; on exit the others must learn it."""
+        """Note that this rank has failed, so that on exit the others learn it."""
         ...
 
     def drain(self) -> None:
@@ -147,11 +147,11 @@ class LocalBuffers:
         for buffer in self.buffers.values():
             buffer.size, buffer.policy = size, policy
 
-    def offer(self, k: int, entry: Entry) -> tuple[int, float]:
+    def offer(self, k: int, entry: BufferEntry) -> tuple[int, float]:
         self.buffers[k].put(entry)
         return sum(t.nbytes for t in entry.X), 0.0
 
-    def draw(self, k: int) -> tuple[Entry, int] | None:
+    def draw(self, k: int) -> tuple[BufferEntry, int] | None:
         return self.buffers[k].draw()
 
     def skipped(self, k: int) -> int:
@@ -194,8 +194,8 @@ def offer(w: Worker, item: Instruction, slot: int) -> None:
     inputs, target = pytree.tree_map(
         lambda t: t.clone() if isinstance(t, Tensor) else t, ({i: batch.inputs[i] for i in w.onward}, batch.target)
     )
-    X = w.message(w.values["X", k, slot])
-    sent, held = w.buffers.offer(k, Entry(X, inputs, target, batch.size, batch.weight))
+    X = w.message(("X", k, slot), w.values["X", k, slot])
+    sent, held = w.buffers.offer(k, BufferEntry(X, inputs, target, batch.size, batch.weight))
     w.sent, w.waited = w.sent + sent, w.waited + held
 
 

@@ -9,21 +9,21 @@ from __future__ import annotations
 import atexit
 import contextlib
 import datetime
-import pickle
+import json
 import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from lpcompile.core.stage_io import io_of
-from lpcompile.runtime.comm.buffer import Buffer, Buffers, Entry, LocalBuffers, check
+from lpcompile.errors import UsageError
+from lpcompile.runtime.checkpoint import plain
+from lpcompile.runtime.comm.buffer import Buffer, BufferEntry, Buffers, LocalBuffers, check
 from lpcompile.runtime.comm.mesh import Mesh
 from lpcompile.runtime.launch.launch import GRACE, PATIENCE
 
@@ -32,15 +32,6 @@ if TYPE_CHECKING:
 
 END_OF_OFFERS = -1  # instead of a header's length: all offers before this flush have been sent
 MAX_OFFERS_IN_FLIGHT = 8  # they wait for the receiver's thread, never for its stage
-
-
-@dataclass(frozen=True)
-class _Place:
-    """The place of tensor i of a message in its entry, with its shape and dtype."""
-
-    i: int
-    shape: tuple[int, ...]
-    dtype: torch.dtype
 
 
 class WireBuffers:
@@ -64,10 +55,10 @@ class WireBuffers:
     def use(self, size: int, policy: str) -> None:
         self.buffer.size, self.buffer.policy = size, policy
 
-    def offer(self, k: int, entry: Entry) -> tuple[int, float]:
+    def offer(self, k: int, entry: BufferEntry) -> tuple[int, float]:
         self.used = True
         structure, tensors = _apart(entry)
-        header = torch.frombuffer(bytearray(pickle.dumps(structure)), dtype=torch.uint8)
+        header = torch.frombuffer(bytearray(json.dumps(structure).encode()), dtype=torch.uint8)
         tensors = [torch.tensor([len(header)]), header, *(t for t in tensors if t.numel())]
         return sum(t.nbytes for t in tensors), self._send(k, tensors)
 
@@ -84,7 +75,7 @@ class WireBuffers:
         for work in self.under_way.pop(0)[0]:
             work.wait()
 
-    def draw(self, k: int) -> tuple[Entry, int] | None:
+    def draw(self, k: int) -> tuple[BufferEntry, int] | None:
         self.used = True
         if self.thread is None:
             self.thread = threading.Thread(target=self._listen, args=(k,), daemon=True, name=f"replay {k}")
@@ -111,7 +102,7 @@ class WireBuffers:
 
         try:
             while (length := int(receive((1,), torch.int64))) != END_OF_OFFERS:
-                structure = pickle.loads(receive((length,), torch.uint8).numpy().tobytes())
+                structure = json.loads(receive((length,), torch.uint8).numpy().tobytes())
                 self.buffer.put(_together(structure, receive))
         except BaseException as error:
             self.buffer.fail(error)
@@ -166,20 +157,21 @@ def open_buffers(engine: Engine) -> Buffers:
     return buffers
 
 
-def _apart(entry: Entry) -> tuple[Any, list[Tensor]]:
-    """An entry with places where its tensors were, and the tensors."""
-    tensors: list[Tensor] = []
+def _apart(entry: BufferEntry) -> tuple[Any, list[Tensor]]:
+    """An entry as JSON data that names its tensors, and the tensors."""
+    for value in (entry.target, *(entry.target if isinstance(entry.target, (list, tuple)) else ())):
+        if hasattr(value, "_fields"):
+            raise UsageError(
+                f"dgl-async sends targets between ranks as plain data, and {type(value).__name__} is a class of its "
+                f"own; use a dict, a tuple or a tensor as target, or method='dgl'"
+            )
+    found, data = plain.flat((entry.X, entry.inputs, entry.target, entry.size, entry.weight), "entry")
+    tensors = {name: t.cpu().contiguous() for name, t in found.items()}
+    specs = [[name, list(t.shape), str(t.dtype).removeprefix("torch.")] for name, t in tensors.items()]
+    return {"data": data, "tensors": specs}, list(tensors.values())
 
-    def take(value: Any) -> Any:
-        if not isinstance(value, Tensor):
-            return value
-        tensors.append(value.detach().cpu().contiguous())
-        return _Place(len(tensors) - 1, tuple(value.shape), value.dtype)
 
-    parts = (entry.X, entry.inputs, entry.target, entry.size, entry.weight)
-    return pytree.tree_map(take, parts), tensors
-
-
-def _together(structure: Any, receive: Callable[[tuple[int, ...], torch.dtype], Tensor]) -> Entry:
-    """The reverse of `_apart`: tensors arrive in the order of their places."""
-    return Entry(*pytree.tree_map(lambda v: receive(v.shape, v.dtype) if isinstance(v, _Place) else v, structure))
+def _together(structure: Any, receive: Callable[[tuple[int, ...], torch.dtype], Tensor]) -> BufferEntry:
+    """The reverse of `_apart`: tensors arrive in the order of their names."""
+    tensors = {name: receive(tuple(shape), getattr(torch, dtype)) for name, shape, dtype in structure["tensors"]}
+    return BufferEntry(*plain.nested(structure["data"], tensors))

@@ -1,83 +1,65 @@
-"""Pickle for processes that we start ourselves, with lambdas and inner functions, which training scripts are full of.
+"""Pickle for processes that we start ourselves: also what a script, a notebook or `python -c` defines.
 
-It only carries objects of this program to its own ranks; files are never read with it.
+Functions and classes that a new process cannot import are sent as code (cloudpickle). It only carries objects of this
+program to its own ranks; files are never read with it.
 """
 
 from __future__ import annotations
 
-import importlib
+import copyreg
 import io
-import marshal
 import pickle
-import types
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
 from typing import Any
+
+import cloudpickle
+from torch.utils.data import DataLoader
 
 from lpcompile.errors import UsageError
 
 
-def dumps(value: Any, what: str) -> bytes:
-    """`value` as bytes for a fresh process."""
+def dumps(value: Any, what: str, aside: list[Connection] | None = None) -> bytes:
+    """`value` as bytes for a fresh process. aside: takes the pipes in it, which only multiprocessing can hand over."""
     out = io.BytesIO()
     try:
-        _Pickler(out, protocol=pickle.HIGHEST_PROTOCOL).dump(value)
-    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        _Pickler(out, aside).dump(value)
+    except (pickle.PicklingError, AttributeError, TypeError, NotImplementedError, RuntimeError) as error:
         raise UsageError(
-            f"{what} cannot be given to new processes: {error}; define its classes in a module, or run the script "
-            f"under torchrun, where nothing needs to be sent"
+            f"{what} cannot be given to new processes: {error}; leave that object out, or run the script under "
+            f"torchrun, where nothing needs to be sent"
         ) from error
     return out.getvalue()
 
 
-loads = pickle.loads
+def loads(data: bytes, aside: Sequence[Connection] = ()) -> Any:
+    """The value again; `aside` as `dumps` filled it."""
+    return _Unpickler(data, aside).load()
 
 
-class _Pickler(pickle.Pickler):
-    """Sends functions that cannot be imported as code, with the globals that it names."""
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    def __init__(self, out: io.BytesIO, aside: list[Connection] | None) -> None:
+        super().__init__(out, protocol=pickle.HIGHEST_PROTOCOL)
+        self.aside = aside
+
+    def persistent_id(self, value: Any) -> int | None:
+        if self.aside is None or not isinstance(value, Connection):
+            return None
+        self.aside.append(value)
+        return len(self.aside) - 1
 
     def reducer_override(self, value: Any) -> Any:
-        if isinstance(value, types.ModuleType):
-            return importlib.import_module, (value.__name__,)
-        if not isinstance(value, types.FunctionType) or _importable(value):
-            return NotImplemented
-        cells = [_content(cell) for cell in value.__closure__ or ()]
-        names = {name: value.__globals__[name] for name in sorted(_names(value.__code__)) if name in value.__globals__}
-        names.pop(value.__name__, None)
-        made = (marshal.dumps(value.__code__), value.__module__, value.__name__, len(cells))
-        rest = (names, value.__defaults__, value.__kwdefaults__, cells)
-        return _function, made, rest, None, None, _fill
+        """A DataLoader is sent without the worker processes that it has: every rank starts its own."""
+        if isinstance(value, DataLoader) and getattr(value, "_iterator", None) is not None:
+            return copyreg.__newobj__, (type(value),), {**vars(value), "_iterator": None}  # type: ignore[attr-defined]
+        return super().reducer_override(value)
 
 
-def _importable(function: types.FunctionType) -> bool:
-    if function.__module__ == "__main__" or "<" in function.__qualname__:
-        return False
-    found: Any = importlib.import_module(function.__module__)
-    for name in function.__qualname__.split("."):
-        found = getattr(found, name, None)
-    return found is function
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, data: bytes, aside: Sequence[Connection]) -> None:
+        super().__init__(io.BytesIO(data))
+        self.aside = aside
 
-
-def _names(code: types.CodeType) -> set[str]:
-    inner = [_names(c) for c in code.co_consts if isinstance(c, types.CodeType)]
-    return set(code.co_names).union(*inner)
-
-
-def _content(cell: Any) -> tuple[Any, ...]:
-    try:
-        return (cell.cell_contents,)
-    except ValueError:  # not bound yet
-        return ()
-
-
-def _function(code: bytes, module: str, name: str, cells: int) -> types.FunctionType:
-    """The function without its globals and cells, which may refer back to it."""
-    names = {"__builtins__": __builtins__, "__name__": module}
-    return types.FunctionType(marshal.loads(code), names, name, None, tuple(types.CellType() for _ in range(cells)))
-
-
-def _fill(function: types.FunctionType, state: Any) -> None:
-    names, function.__defaults__, function.__kwdefaults__, cells = state
-    function.__globals__.update(names)
-    function.__globals__.setdefault(function.__name__, function)
-    for cell, content in zip(function.__closure__ or (), cells, strict=True):
-        if content:
-            cell.cell_contents = content[0]
+    def persistent_load(self, pid: Any) -> Connection:
+        found: Connection = self.aside[pid]
+        return found

@@ -1,4 +1,4 @@
-"""How tensors get from rank to rank: between turns in one process, or through torch.distributed.
+"""Transport of tensors between ranks: in one process, where ranks take turns, or by torch.distributed.
 
 Both have the schedule's operations: `post`, `arrived`, `send`, and `gather` for the few collectives. In one process a
 rank that has to wait yields its turn; between processes it blocks.
@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from lpcompile.core.schedule import MESSAGES
+from lpcompile.runtime.comm.fingerprint import Expected, Headers
 from lpcompile.runtime.comm.mesh import Mesh
 
 Tensors = tuple[Tensor, ...]
@@ -23,6 +24,7 @@ Key = tuple[str, int, int]  # kind, boundary, micro-batch (counted from the star
 # not tell that a send is over before it is waited for.
 MAX_SENDS_IN_FLIGHT = 8
 Shapes = Sequence[tuple[tuple[int, ...], torch.dtype]]
+FIRST_TAG, TAGGED_SIZES = 1000, 2**26  # of gloo messages: above those of evaluation and fingerprints
 
 
 def dense(tensor: Tensor, channels_last: bool) -> tuple[Tensor, Tensor]:
@@ -87,7 +89,8 @@ class Distributed:
     """One rank per process. Receives go into buffers that are used in turn; sends hold their tensors until they end.
 
     Tensors of one kind travel in one direction between two ranks, in the schedule's order, on their own channel (a tag
-    on gloo, a communicator on NCCL), so that a receive posted early never blocks another message.
+    on gloo, a communicator on NCCL), so that a receive posted early never blocks another message. A tag tells the
+    tensor's size: gloo ends a process that gets more than it has room for, before the batch's fingerprint is read.
     """
 
     def __init__(self, device: torch.device, mesh: Mesh, channels_last: bool = False) -> None:
@@ -97,19 +100,21 @@ class Distributed:
         self.control = dist.new_group(backend="gloo") if self.nccl else dist.group.WORLD
         self.subsets: dict[tuple[int, ...], Any] = {}
         self.buffers: dict[tuple[str, int, int, Any], Tensors] = {}
+        self.headers = Headers(mesh, self.control)
+        self.expected: dict[Key, Expected] = {}
         self.posted: dict[Key, tuple[list[Any], Tensors]] = {}
         self.sending: dict[tuple[str, int, int], list[tuple[list[Any], Tensors]]] = {}
 
     def send(self, rank: int, peer: int, key: Key, tensors: Tensors) -> float:
-        kind, boundary, _ = key
+        kind, boundary, slot = key
         under_way, begin = self.sending.setdefault((kind, boundary, peer), []), time.perf_counter()
         while len(under_way) >= MAX_SENDS_IN_FLIGHT:
             self._end(under_way.pop(0))
         held = time.perf_counter() - begin
         both = [dense(t, self.channels_last) for t in tensors]
-        channel = self._channel(kind)
-        works = [dist.isend(view, self.mesh.first + peer, **channel) for _, view in both]
-        under_way.append((works, tuple(t for t, _ in both)))
+        ahead = self.headers.send(peer, kind, boundary, slot)
+        works = [dist.isend(view, self.mesh.first + peer, **self._channel(kind, view)) for _, view in both]
+        under_way.append(([*(w for w, _ in ahead), *works], (*(t for _, t in ahead), *(t for t, _ in both))))
         return held
 
     def post(self, rank: int, peer: int, key: Key, shapes: Shapes, depth: int) -> None:
@@ -120,11 +125,17 @@ class Distributed:
             rooms = [torch.empty(shape, dtype=dtype, device=self.device) for shape, dtype in shapes]
             self.buffers[place] = buffers = tuple(dense(t, self.channels_last)[0] for t in rooms)
         self._not_sending(kind, boundary, buffers)
-        channel = self._channel(kind)
+        header = self.headers.expect(peer, kind, boundary, slot)
+        if header is not None:
+            self.expected[key] = header
         views = [dense(t, self.channels_last)[1] for t in buffers]
-        self.posted[key] = ([dist.irecv(view, self.mesh.first + peer, **channel) for view in views], buffers)
+        works = [dist.irecv(view, self.mesh.first + peer, **self._channel(kind, view)) for view in views]
+        self.posted[key] = (works, buffers)
 
     def arrived(self, rank: int, key: Key) -> Tensors | None:
+        header = self.expected.pop(key, None)
+        if header is not None:
+            self.headers.check(header, key[2])
         works, buffers = self.posted.pop(key)
         for work in works:
             work.wait()
@@ -155,8 +166,10 @@ class Distributed:
             while under_way:
                 self._end(under_way.pop(0))
 
-    def _channel(self, kind: str) -> dict[str, Any]:
-        return {"group": self.groups[kind]} if self.nccl else {"tag": MESSAGES.index(kind)}
+    def _channel(self, kind: str, tensor: Tensor) -> dict[str, Any]:
+        if self.nccl:
+            return {"group": self.groups[kind]}
+        return {"tag": FIRST_TAG + MESSAGES.index(kind) + len(MESSAGES) * (tensor.numel() % TAGGED_SIZES)}
 
     def _not_sending(self, kind: str, boundary: int, buffers: Tensors) -> None:
         """Before a buffer is used again, end the sends that pass its tensor on."""

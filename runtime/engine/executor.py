@@ -102,7 +102,7 @@ def _do(worker: Worker, transport: Transport, op: Op, slot: int, depth: int) -> 
     if item.op == "recv":
         transport.post(worker.rank, item.peer, key, worker.shapes(key), depth)
     else:
-        message = worker.message(worker.values[key])
+        message = worker.message(key, worker.values[key])
         worker.sent += sum(t.nbytes for t in message)
         worker.waited += transport.send(worker.rank, item.peer, key, message)
     return None

@@ -25,7 +25,7 @@ from lpcompile.runtime.engine.worker import Worker
 
 
 def of(w: Worker) -> dict[str, int]:
-    """Bytes of one rank, by what they are for."""
+    """Bytes of one rank by purpose."""
     modules: list[nn.Module] = [w.stage.module, *(net.module for net in w.auxnets.values()), *w.kappanets.values(),
                                 *(w.head.modules if w.head is not None else ())]  # fmt: skip
     parameters = [p for m in modules for p in m.parameters()]

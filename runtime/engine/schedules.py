@@ -6,14 +6,15 @@ from collections.abc import Sequence
 
 import torch
 
-from lpcompile.core.gc_pause import gc_paused
 from lpcompile.core.method import Method, ScheduleOptions
-from lpcompile.core.micro_batches import micro_of
+from lpcompile.core.micro_batches import micro_for, micro_of
 from lpcompile.core.plan import Plan
 from lpcompile.core.schedule import Schedule
+from lpcompile.core.system.gc_pause import gc_paused
 from lpcompile.core.verify import verify
-from lpcompile.runtime.engine.settings import Settings
-from lpcompile.runtime.methods import METHODS
+from lpcompile.runtime.engine.settings import Settings, settings
+from lpcompile.runtime.methods import METHODS, get_method
+from lpcompile.runtime.methods.recipe import Phase
 
 
 def schedule_of(
@@ -30,6 +31,7 @@ def schedule_of(
     AuxNets start from the model's input; by default as the plan's AuxNets do."""
     s, tied = settings, bool(plan.tied)
     clipped = clip_norm(plan, method, s) > 0
+    scope = s.clip_scope or ("global" if method.exact else "rank")
     options = ScheduleOptions(
         micro=micro,
         lockstep=s.lockstep,
@@ -38,7 +40,7 @@ def schedule_of(
         kappa=s.kappa,
         hosts=tuple(hosts),
         tied=tied,
-        norm=(clipped and (s.clip_scope == "global" or tied)) or s.autocast == torch.float16,
+        norm=(clipped and (scope == "global" or tied)) or s.autocast == torch.float16,
         replicas=replicas,
     )
     schedule = method.schedule(plan, options)
@@ -49,6 +51,12 @@ def schedule_of(
 def clip_norm(plan: Plan, method: Method, settings: Settings) -> float:
     """The largest gradient norm; 0 where nothing is clipped."""
     return settings.clip_norm(method.exact or method.delayed or plan.K == 1)
+
+
+def phase_schedule(plan: Plan, phase: Phase, replicas: int = 1) -> Schedule:
+    """The schedule of a phase of a recipe, with the phase's own options."""
+    method, own = get_method(phase.method), settings(dict(phase.options))
+    return schedule_of(plan, method, own, micro_for(plan, method, own.micro, own.stash), replicas=replicas)
 
 
 @gc_paused()

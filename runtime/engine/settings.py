@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from difflib import get_close_matches
 from typing import Any
 
 import torch
 
-from lpcompile.errors import UsageError
+from lpcompile.errors import UsageError, closest
 from lpcompile.runtime.penalty import psi as psi_
 from lpcompile.runtime.penalty.beta import Beta, parse
 
+TRANSFER_NAMES = {"bf16": torch.bfloat16, "int8": torch.int8}
+TRANSFERS = (None, *TRANSFER_NAMES.values())
+REDUCTIONS = ("samples", "labels", "next labels", "sum")
+# Defaults that are objects of their own: a user's own "scaled" is another one, and replaces that of `as_published`.
+SCALED, GRADIENT = ("".join([*word]) for word in ("scaled", "gradient"))
 BUFFER_POLICIES = ("least-reused", "newest", "random")
 
 
@@ -26,22 +30,32 @@ class Settings:
         `zb`) K to 2K that divide the batch; `pipedream` with "2bw" K; else 1. lockstep: `multiplier` without skew.
     stash: the weights that `pipedream` keeps, "all" (one version for each micro-batch in flight) or "2bw" (two).
     recursive: AuxNets start from the model's input. kappa: how `lagrangian` keeps κ, "stored" or "auxnet".
-    psi: "scaled", "l2", "l1" or "linf". beta: see `lpcompile.runtime.penalty.beta`.
+    psi: a penalty function by its name in `lpcompile.runtime.penalty.psi`. beta: see `lpcompile.runtime.penalty.beta`.
+    distil: AuxNets descend λ's own "gradient", or regress on λ after its step of size `lam_lr` (the "target"), which is
+        the same gradient times twice that step size.
     lam_weight: weight of the penalty's λ side against its X side.
     noise: standard deviation of Gaussian noise on λ, as a share of λ's own size.
     lam_lr, kappa_lr: step sizes for stored λ and for κ; the optimizer's learning rate by default.
     clip: largest norm of gradients, 0 for no limit; default 2, but 0 for exact and delayed methods and for K = 1.
-        clip_scope: "rank" clips each stage by itself, "global" by the norm over all stages. AuxNets are clipped each by
-        itself.
+        clip_scope: "global" clips by the norm over all stages, as plain training does (the default of exact methods;
+        ranks wait for each other's norms), "rank" each stage by its own norm (the default of all others). AuxNets are
+        clipped each by itself.
+    reduction: what the loss is a mean over, "samples" (the default for a loss_fn), "labels" (those that are not -100),
+        "next labels" (the same of language models) or a "sum": the weights of micro-batches (`engine.batches`). For the
+        model's own loss it is measured.
     accumulate: calls of `step` per optimizer step. autocast: torch.bfloat16 or torch.float16 (with loss
         scaling). checkpoint: recompute activations, on all ranks (True) or on some.
-    transfer: torch.bfloat16 halves the messages of float32 boundaries, and rounds them. compile: run stages and AuxNets
-        by torch.compile, which takes minutes before the first step; `zb` then does not split the backward.
+    transfer: torch.bfloat16 ("bf16") halves the messages of float32 boundaries, and rounds them; torch.int8 ("int8")
+        sends a quarter, see `lpcompile.runtime.comm.quantize`. compile: run stages and AuxNets
+        by torch.compile, which takes minutes before the first step; `zb` and `zbh2` then do not split the backward.
     warmup: largest number of exact steps before decoupling; default 0 where AuxNets start consistently or are the
         user's, else a tenth of training, at most 200. warmup_violation: the violation at which the warm-up ends early.
-    finish: number of exact steps (`bp`) at the end, in which stages settle on each other's real outputs; needs the
+    finish: number of exact steps (`1f1b`) at the end, in which stages settle on each other's real outputs; needs the
         length of training.
-    collapse: "stop" or "warn" when a boundary's values no longer vary over samples; check_every: steps between checks.
+    recouple: the violation above which exact steps take a decoupled method's place until it is small again, see
+        `lpcompile.runtime.health.coupling`; 0: never.
+    collapse: "stop" or "warn" when a boundary's values no longer vary over samples and exact steps do not help;
+        check_every: steps between checks.
     buffer: capacity of a replay buffer of `dgl-async`, in micro-batches; buffer_policy: which of them it gives and
         evicts, see `lpcompile.runtime.comm.buffer.Buffer`.
     total_steps: length of training, for a β that rises with it; `fit` fills it in.
@@ -52,14 +66,16 @@ class Settings:
     stash: str = "all"
     recursive: bool = False
     kappa: str = "stored"
-    psi: str = "scaled"
+    psi: str = SCALED
     beta: Beta | float | str | dict[int, float] | None = None
     lam_weight: float = 1.0
     noise: float = 0.0
+    distil: str = GRADIENT
     lam_lr: float | None = None
     kappa_lr: float | None = None
     clip: float | None = None
-    clip_scope: str = "rank"
+    clip_scope: str | None = None
+    reduction: str | None = None
     accumulate: int = 1
     autocast: torch.dtype | None = None
     transfer: torch.dtype | None = None
@@ -68,6 +84,7 @@ class Settings:
     warmup: int | None = None
     warmup_violation: float = 0.05
     finish: int = 0
+    recouple: float = 0.5
     collapse: str = "stop"
     check_every: int = 50
     buffer: int = 8
@@ -92,19 +109,23 @@ def settings(options: dict[str, Any]) -> Settings:
     names = [f.name for f in fields(Settings)]
     for name in options:
         if name not in names:
-            close = get_close_matches(name, names, n=1, cutoff=0.0)[0]
             raise UsageError(
-                f"the trainer has no option {name!r}; the closest is {close!r}, all are {', '.join(names)}"
+                f"the trainer has no option {name!r}; the closest is {closest(name, names)!r}, all are "
+                f"{', '.join(names)}"
             )
+    if isinstance(options.get("transfer"), str) and options["transfer"] in TRANSFER_NAMES:
+        options = {**options, "transfer": TRANSFER_NAMES[options["transfer"]]}
     found = Settings(**options)
     psi_.check(found.psi)
     parse(found.beta)
+    _one_of("distil", found.distil, ("gradient", "target"))
     _one_of("kappa", found.kappa, ("stored", "auxnet"))
     _one_of("stash", found.stash, ("all", "2bw"))
-    _one_of("clip_scope", found.clip_scope, ("rank", "global"))
+    _one_of("reduction", found.reduction, (None, *REDUCTIONS))
+    _one_of("clip_scope", found.clip_scope, (None, "rank", "global"))
     _one_of("collapse", found.collapse, ("stop", "warn"))
     _one_of("autocast", found.autocast, (None, torch.bfloat16, torch.float16))
-    _one_of("transfer", found.transfer, (None, torch.bfloat16))
+    _one_of("transfer", found.transfer, TRANSFERS)
     _one_of("buffer_policy", found.buffer_policy, BUFFER_POLICIES)
     _at_least("buffer", found.buffer, 1)
     _at_least("micro", found.micro, 1)
@@ -117,7 +138,7 @@ def settings(options: dict[str, Any]) -> Settings:
             f"stash='2bw' with accumulate={found.accumulate}: it gathers gradients over the micro-batches of a step; "
             f"give {found.accumulate} times as many samples and micro-batches to a step instead"
         )
-    for name in ("noise", "lam_weight", "clip", "lam_lr", "kappa_lr", "warmup_violation"):
+    for name in ("noise", "lam_weight", "clip", "lam_lr", "kappa_lr", "warmup_violation", "recouple"):
         _at_least(name, getattr(found, name), 0)
     return found
 

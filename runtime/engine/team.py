@@ -1,4 +1,5 @@
-"""From a compiled program to workers: all of them in one process, or this rank's own; and the networks they train."""
+"""From a compiled program to workers: all of them in one process, or this rank's own; the networks that they train, and
+what they must agree on."""
 
 from __future__ import annotations
 
@@ -10,18 +11,19 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from lpcompile.core import __version__
 from lpcompile.core.compiled import CompiledProgram
 from lpcompile.core.memory_format import laid_out_as
 from lpcompile.core.method import Method
 from lpcompile.core.stage_io import StageIO, io_of, own_io, refresh, use_mode
 from lpcompile.errors import UsageError
-from lpcompile.runtime.comm.buffer_wire import open_buffers
 from lpcompile.runtime.comm.transport import Local, Transport
-from lpcompile.runtime.engine.outputs import loss_of
-from lpcompile.runtime.engine.settings import Settings
+from lpcompile.runtime.engine.batches.outputs import loss_of
+from lpcompile.runtime.engine.settings import Settings, asdict_shallow
 from lpcompile.runtime.engine.torch_compile import compiled_net
-from lpcompile.runtime.engine.update import Factory, Updater
+from lpcompile.runtime.engine.update import Factory, Updater, made, recipe_facts
 from lpcompile.runtime.engine.worker import Net, Worker
+from lpcompile.runtime.methods.recipe import recipe_text
 from lpcompile.runtime.penalty.heads import add_head, head_nets
 from lpcompile.runtime.penalty.kappa import kappa_net
 
@@ -48,9 +50,8 @@ def ready_program(program: CompiledProgram, device: torch.device | None) -> None
         program.train()
 
 
-def add_networks(engine: Engine, target: Method) -> None:
-    """Give the workers what the method needs and they do not have: AuxNets, heads, buffers, κ-networks."""
-    s = engine.settings
+def add_networks(engine: Engine, target: Method, s: Settings) -> None:
+    """Give the workers what the method needs and they do not have: AuxNets, heads, κ-networks."""
     if target.aux == "auxnet" and engine.plan.K > 1 and not engine.auxnets:
         nets = aux_nets(engine.program, engine.given.auxnets, engine.recursive(), engine.hosts())
         for net in nets.values():
@@ -62,10 +63,8 @@ def add_networks(engine: Engine, target: Method) -> None:
         engine.heads = head_nets(engine.program, engine.given.heads, engine.loss_fn)
         for w in engine.workers:
             add_head(w, engine.heads, engine.aux_optimizer)
-    if target.replay and s.transfer is not None:
+    if target.replay_buffers and s.transfer is not None:
         raise UsageError(f"transfer={s.transfer}: {target.name!r} has messages of its own, in full precision")
-    if target.replay and engine.plan.K > 1:
-        engine.buffers = open_buffers(engine)
     for w in engine.workers:
         if target.kappa and s.kappa == "auxnet" and not w.kappanets:
             add_kappanet(w, engine.given.kappanets, engine.aux_optimizer)
@@ -78,7 +77,7 @@ def add_schedulers(engine: Engine) -> None:
     for w in engine.workers:
         for name, optimizer in w.updater.optimizers().items():
             if f"{w.rank} {name}" not in engine.schedulers:
-                engine.schedulers[f"{w.rank} {name}"] = engine.scheduler(optimizer)
+                engine.schedulers[f"{w.rank} {name}"] = made(engine.scheduler, optimizer, "scheduler")
 
 
 def aux_nets(
@@ -142,7 +141,7 @@ def make_worker(
         own += [p for p in loss_fn.to(device).parameters() if p.requires_grad]
     w.trained = [*own, *(p for name, p in w.tied.items() if p.requires_grad and not w.steps_tied(name))]
     scale = FIRST_LOSS_SCALE if settings.autocast == torch.float16 else 1.0
-    w.updater = Updater(own, optimizer(own) if own else None, scale)
+    w.updater = Updater(own, made(optimizer, own, "optimizer") if own else None, scale)
     w.updater.uncounted = {id(p) for name, p in w.tied.items() if rank != w.owners[name][0]}
     return w
 
@@ -170,3 +169,17 @@ def add_kappanet(w: Worker, given: Sequence[nn.Module] | None, optimizer: Factor
         module = (kappa_net(specs) if given is None else given[k - 1]).to(w.device)
         w.kappanets[k] = module
         w.updater.add(f"kappa {k}", [p for p in module.parameters() if p.requires_grad], optimizer)
+
+
+def facts(engine: Engine) -> dict[str, Any]:
+    """What all ranks must agree on."""
+    return {
+        "lpcompile version": __version__,
+        "torch version": torch.__version__,
+        "shapes and dtypes": [str(s) for b in engine.plan.boundaries for s in b.specs],
+        "plan": engine.plan.hash,
+        "method": recipe_text(engine.recipe),
+        "memory format": "channels last" if engine.channels_last else "contiguous",
+        "options": {k: str(v) for k, v in asdict_shallow(engine.settings).items()},
+        **recipe_facts(engine.workers[0].updater, engine.loss_fn, engine.schedulers),
+    }

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from lpcompile.errors import UsageError
 from lpcompile.runtime.comm.transport import dense
-from lpcompile.runtime.engine.batch import MicroBatch
+from lpcompile.runtime.engine.batches.batch import MicroBatch
 from lpcompile.runtime.engine.worker import Net, Worker
 from lpcompile.runtime.launch import board
 from lpcompile.runtime.launch.launch import PATIENCE
@@ -37,7 +37,7 @@ def compiled_net(net: Net) -> Net:
 
 
 def ensure_compiled(engine: Engine, parts: Sequence[MicroBatch]) -> None:
-    """Have compiled code for these micro-batches, where `compile=True` asks for it."""
+    """Compile for these micro-batches, if `compile=True` asks for it and their sizes are new."""
     needed = (engine.method.name, *sorted({str(part.size) for part in parts}))
     if engine.settings.compile and needed not in engine.code:
         engine.code.add(needed)
@@ -48,7 +48,7 @@ def compile_now(engine: Engine, parts: Sequence[MicroBatch]) -> None:
     """All ranks call it at the same step, with micro-batches whose sizes or method are new."""
     begin = time.perf_counter()
     patient: Any = None
-    with board.away(engine.steps, "compiling"):
+    with board.away(engine.steps, "compiling", board.RESTS):
         if engine.distributed:  # now, while all ranks are here
             patient = dist.new_group(backend="gloo", timeout=datetime.timedelta(seconds=PATIENCE))
         for w in engine.workers:

@@ -2,14 +2,46 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from lpcompile.errors import UsageError
+
 Factory = Callable[[list[nn.Parameter]], Any]  # from parameters to an optimizer
 GROW_AFTER = 2000  # steps without an overflow after which the loss scale doubles, as in torch.amp.GradScaler
+
+
+def check_factories(options: dict[str, Any]) -> None:
+    """Refuse an optimizer or a scheduler where a function that makes one belongs: every stage needs its own."""
+    if options.get("optimizer", check_factories) is None:
+        raise UsageError("optimizer is None: give a function, optimizer=lambda parameters: SGD(parameters, 0.1)")
+    for name, given in (("optimizer", "parameters"), ("aux_optimizer", "parameters"), ("scheduler", "optimizer")):
+        value = options.get(name)
+        if value is not None and not callable(value):
+            kind = type(value).__name__
+            raise UsageError(
+                f"{name} is a {kind} object, and every stage needs one of its own: give a function that makes it, "
+                f"{name}=lambda {given}: {kind}({given}, ...)"
+            )
+
+
+def made(factory: Callable[[Any], Any], given: Any, name: str) -> Any:
+    """What the user's function makes; one without a return, or of other parameters, would train nothing in silence."""
+    found = factory(given)
+    if not callable(getattr(found, "step", None)):
+        raise UsageError(f"{name} gave {found!r}, which has no step(): let the function return what it makes")
+    if isinstance(found, torch.optim.Optimizer) and isinstance(given, list):
+        own = {id(p) for p in given}
+        if any(id(p) not in own for group in found.param_groups for p in group["params"]):
+            raise UsageError(
+                f"{name} gave a {type(found).__name__} of other parameters than those of the stage, with which it was "
+                f"called: let it use its argument, {name}=lambda parameters: {type(found).__name__}(parameters, ...)"
+            )
+    return found
 
 
 class Updater:
@@ -27,7 +59,7 @@ class Updater:
         self.uncounted: set[int] = set()  # tied parameters whose norm another rank counts
 
     def add(self, name: str, parameters: list[nn.Parameter], factory: Factory) -> None:
-        self.others[name] = (parameters, factory(parameters) if parameters else None)
+        self.others[name] = (parameters, made(factory, parameters, "aux_optimizer") if parameters else None)
 
     def optimizers(self) -> dict[str, Any]:
         own = {"stage": self.optimizer} if self.optimizer is not None else {}
@@ -40,21 +72,29 @@ class Updater:
             counted += [p for ps, _ in self.others.values() for p in ps]
         return total_norm(counted, device)
 
-    def apply(self, norms: Sequence[Tensor] | None) -> bool:
-        """Step the optimizers that are due. norms: of all ranks' gradients, where known. False after an overflow."""
+    def apply(self, norms: Sequence[Tensor] | None, look: bool = False) -> bool:
+        """Step the optimizers that are due. norms: of all ranks' gradients, where known. False after an overflow.
+
+        Gradients that are not finite are refused wherever a norm is computed on the CPU anyway, and by `look`.
+        """
         if self.scaling and not self._unscale(norms):
             return False
         if "stage" in self.due and self.optimizer is not None:
-            if self.clip:
+            if self.clip or look:
                 norm = _over_ranks(norms, 1 / self.scale) if norms else self.norm(self.parameters[0].device)
+                _refuse_infinite(self.parameters, norm, look)
+            if self.clip:
                 clip_(self.parameters, self.clip, norm)
             _complete(self.optimizer)
             self.optimizer.step()
             self.optimizer.zero_grad(set_to_none=True)
         for name, (parameters, optimizer) in self.others.items():
             if name in self.due and optimizer is not None:
+                if self.clip or look:
+                    norm = total_norm(parameters, parameters[0].device)
+                    _refuse_infinite(parameters, norm, look)
                 if self.clip:
-                    clip_(parameters, self.clip, total_norm(parameters, parameters[0].device))
+                    clip_(parameters, self.clip, norm)
                 optimizer.step()
                 optimizer.zero_grad(set_to_none=True)
         self.due.clear()
@@ -91,6 +131,22 @@ class Updater:
         self.scale, self.clean = state["scale"], state["clean"]
 
 
+class InfiniteGradientError(Exception):
+    """The gradient of this parameter has values that are infinite or undefined."""
+
+    def __init__(self, parameter: nn.Parameter) -> None:
+        super().__init__("a gradient is not finite")
+        self.parameter = parameter
+
+
+def _refuse_infinite(parameters: Sequence[nn.Parameter], norm: Tensor, look: bool) -> None:
+    """Raise InfiniteGradientError, unless the gradients are finite and only their norm overflows its dtype."""
+    if (norm.device.type == "cpu" or look) and not bool(norm.isfinite()):
+        for p in parameters:
+            if p.grad is not None and not bool(torch.isfinite(p.grad).all()):
+                raise InfiniteGradientError(p)
+
+
 def _complete(optimizer: Any) -> None:
     """Zero momentum for weights whose first gradient comes later than the others', as a tied one's from another rank:
     torch's fused SGD takes momenta of all weights or of none."""
@@ -107,7 +163,7 @@ def total_norm(parameters: Sequence[nn.Parameter], device: torch.device) -> Tens
 
 
 def clip_(parameters: Sequence[nn.Parameter], limit: float, norm: Tensor) -> None:
-    """Saves a pass over all gradients on the CPU where torch would multiply them by 1."""
+    """Clip gradients in place. On the CPU, skip the pass over all gradients in which torch would multiply them by 1."""
     if norm.device.type == "cpu" and norm + 1e-6 <= limit:  # torch's own factor is 1 then
         return
     torch.nn.utils.clip_grads_with_norm_(parameters, limit, norm)
@@ -119,3 +175,30 @@ def _over_ranks(norms: Sequence[Tensor], factor: float) -> Tensor:
         return norms[0] * factor if factor != 1.0 else norms[0]
     together: Tensor = torch.linalg.vector_norm(torch.stack([n.to(norms[0].device) for n in norms]))
     return together * factor
+
+
+def recipe_facts(updater: Updater, loss_fn: Any, schedulers: dict[str, Any]) -> dict[str, str]:
+    """The recipe of a rank for the handshake: loss, optimizers, learning rate and schedule, as far as it has them."""
+    facts = {"loss function": callable_name(loss_fn)}
+    for name, optimizer in updater.optimizers().items():
+        kind = "optimizer" if name == "stage" else f"optimizer of the {name.split()[0]}s"
+        facts[kind] = f"{type(optimizer).__name__}({', '.join(f'{k}={v}' for k, v in optimizer.defaults.items())})"
+        if name == "stage":
+            facts["learning rate"] = str(optimizer.param_groups[0]["lr"])
+    if updater.optimizers() and not schedulers:
+        facts["scheduler"] = "none"
+    for scheduler in list(schedulers.values())[:1]:
+        plain = {k: v for k, v in scheduler.state_dict().items() if isinstance(v, (bool, int, float, str))}
+        facts["scheduler"] = f"{type(scheduler).__name__}({', '.join(f'{k}={v}' for k, v in sorted(plain.items()))})"
+    return facts
+
+
+def callable_name(function: Any) -> str:
+    """A function, module or partial by its name, the same in all processes."""
+    if isinstance(function, functools.partial):
+        given = [*map(repr, function.args), *(f"{k}={v!r}" for k, v in function.keywords.items())]
+        return f"{callable_name(function.func)}({', '.join(given)})"
+    if isinstance(function, nn.Module):
+        return str(function)
+    kind = function if hasattr(function, "__qualname__") else type(function)
+    return f"{kind.__module__}.{kind.__qualname__}"

@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _NormBase
 from torch.utils.checkpoint import checkpoint
 
 from lpcompile.core.method import Method
 from lpcompile.core.stage_io import StageIO, TensorSpec
 from lpcompile.runtime.comm.mesh import Mesh
+from lpcompile.runtime.comm.quantize import Int8
 from lpcompile.runtime.comm.transport import Key, Shapes, Tensors, Transport
-from lpcompile.runtime.engine.batch import MicroBatch
+from lpcompile.runtime.engine.batches.batch import MicroBatch
+from lpcompile.runtime.engine.batches.shares import silent
 from lpcompile.runtime.engine.settings import Settings
 from lpcompile.runtime.engine.update import Updater
 from lpcompile.runtime.penalty.beta import BetaState
@@ -26,6 +27,8 @@ from lpcompile.runtime.penalty.stores import Store
 if TYPE_CHECKING:
     from lpcompile.runtime.comm.buffer import Buffers
     from lpcompile.runtime.penalty.heads import Head
+
+MEAN_RATE = 0.1  # share of a step in the running means of metrics
 
 
 @dataclass(frozen=True)
@@ -73,6 +76,7 @@ class Worker:
         self.stores: dict[tuple[str, int], Store] = {}
         self.sizes: dict[tuple[int, int], list[Tensor]] = {}  # |X| by boundary and micro-batch, for a relative β
         self.betas = {k: BetaState(settings.rule(), settings.total_steps) for k in specs}
+        self.int8 = Int8()  # messages, where they travel in 8 bits
         self.updater: Updater
         self.method: Method
         self.metrics: dict[str, list[tuple[Tensor, float]]] = {}
@@ -81,8 +85,12 @@ class Worker:
         self.weigh = False  # whether this step measures the memory of graphs
         self.graph_bytes: dict[int, int] = {}  # of live graphs, by micro-batch
         self.peak_graph_bytes = 0
+        self.means: dict[str, float] = {}  # running means of losses and violations, by metric
+        self.first_losses: list[float] = []  # of the first steps, where this rank has the loss
+        self.collapsed: dict[int, str] = {}  # boundaries whose values no longer vary, and how that was seen
         self.varied: set[tuple[int, str, int]] = set()  # boundary tensors that once varied over samples
-        self.norms_of: dict[int, list[_NormBase]] = {}
+        self.holders_of: dict[int, list[nn.Module]] = {}
+        self.put_off: set[int] = set()  # weights, by id, whose gradients a split backward computes in its second part
         self.waited = 0.0  # seconds of this step
         self.sent = 0  # bytes of this step
         self.now = ""  # the instruction that is running
@@ -91,6 +99,8 @@ class Worker:
         self.apply = True  # whether optimizers step at the end of this step
         self.look = False  # whether this step's boundaries are checked for collapse
         self.norms: list[Tensor] | None = None
+        self.ahead = 0  # largest number of updates that the schedule predicts weights for
+        self.expected: dict[int, Tensors] = {}  # predicted weights by number of updates
         self.shares_stage: set[int] = set()  # boundaries whose AuxNet runs on the stage's own weights
         self.trained: list[nn.Parameter] = []  # the stage's, also those that another rank steps
         self.tied: dict[str, nn.Parameter] = {}  # parameters that other ranks share
@@ -128,6 +138,8 @@ class Worker:
     def shapes(self, key: Key) -> Shapes:
         """Shapes and dtypes of a message, for its receive buffers."""
         size = self.batches[key[2]].size
+        if self.settings.transfer == torch.int8:
+            return self.int8.shapes((s.at(size), s.dtype) for s in self.carried(key))
         return tuple((s.at(size), self.on_wire(s.dtype)) for s in self.carried(key))
 
     def carried(self, key: Key) -> tuple[TensorSpec, ...]:
@@ -140,11 +152,15 @@ class Worker:
         """The dtype of such a tensor on the wire."""
         return self.settings.transfer or dtype if dtype == torch.float32 else dtype
 
-    def message(self, value: Tensors) -> Tensors:
+    def message(self, key: Key, value: Tensors) -> Tensors:
+        if self.settings.transfer == torch.int8:
+            return self.int8.pack(key, [t.detach() for t in value])
         return tuple(t.detach().to(self.on_wire(t.dtype)) for t in value)
 
     def unpacked(self, key: Key, found: Tensors) -> Tensors:
         """A message in the boundary's own dtypes."""
+        if self.settings.transfer == torch.int8:
+            return self.int8.unpack(found, [s.dtype for s in self.carried(key)])
         return tuple(t.to(s.dtype) for t, s in zip(found, self.carried(key), strict=True))
 
     def pick(self, k: int, tensors: Sequence[Tensor]) -> Tensors:
@@ -174,7 +190,7 @@ class Worker:
                 found = self.stage(leaves, batch.inputs)
                 if self.loss is None:
                     return self.cast(self.rank + 1, found[: len(self.specs[self.rank + 1])])
-                return self.loss(found, batch.target)
+                return self.loss(found, batch.target) if batch.weight else silent(found)
 
         if self.settings.recomputes(self.rank):
             result = checkpoint(compute, *lams, use_reentrant=False, context_fn=self._checkpoint_contexts)
@@ -198,32 +214,35 @@ class Worker:
 
     @contextlib.contextmanager
     def statistics_kept(self, module: nn.Module) -> Iterator[None]:
-        """Inside, forwards update copies of the running statistics: a batch's second forward must not count again."""
-        norms = self.norms_of.get(id(module))
-        if norms is None:
-            norms = self.norms_of[id(module)] = [m for m in module.modules() if isinstance(m, _NormBase)]
-        kept = [dict(m._buffers) for m in norms]
-        for m in norms:
+        """Inside, forwards update copies of the running statistics, and of all buffers of layers that a user wrote: a
+        batch's second forward must not count again."""
+        holders = self.holders_of.get(id(module))
+        if holders is None:
+            holders = self.holders_of[id(module)] = [m for m in module.modules() if m._buffers]
+        kept = [dict(m._buffers) for m in holders]
+        for m in holders:
             for name, buffer in m._buffers.items():
                 m._buffers[name] = None if buffer is None else buffer.clone()
         try:
             yield
         finally:
-            for m, buffers in zip(norms, kept, strict=True):
+            for m, buffers in zip(holders, kept, strict=True):
                 m._buffers.update(buffers)
 
     def begin_step(self, method: Method, step: int, apply: bool, oldest: int) -> None:
         """Be ready for a step; micro-batches before `oldest` are over."""
         self.method, self.step, self.apply, self.norms = method, step, apply, None
-        self.look = step % self.settings.check_every == 0
+        self.look = (step + 1) % self.settings.check_every == 0
         for old in [n for n in self.batches if n < oldest]:
             del self.batches[old]
 
     def come_to_rest(self) -> None:
         """Nothing is in flight: drop values of micro-batches and the step's metrics."""
         self.values.clear()
+        self.expected.clear()
         self.batches.clear()
         self.metrics.clear()
+        self.int8.rest()
         self.waited, self.sent = 0.0, 0
 
     def note(self, name: str, value: Tensor, weight: float) -> None:
@@ -236,6 +255,8 @@ class Worker:
             total = sum(w for _, w in values)
             found[name] = sum(float(v) * w for v, w in values) / total
         self.metrics.clear()
+        for name, value in found.items():
+            self.means[name] = self.means.get(name, value) + MEAN_RATE * (value - self.means.get(name, value))
         return found
 
     @contextlib.contextmanager

@@ -7,43 +7,52 @@ Under torchrun each process is a rank already: it calls `join`.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
 import datetime
+import multiprocessing
 import os
-import pickle
-import shutil
 import signal
 import sys
-import tempfile
-import time
-from collections.abc import Callable, Sequence
-from multiprocessing import connection
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from multiprocessing import connection, spawn
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from torch._C._distributed_c10d import FileStore, PrefixStore, TCPStore
 
 from lpcompile.errors import LpError, TrainingError, UsageError
-from lpcompile.runtime.launch import board
-from lpcompile.runtime.launch.board import Board, Doing, Failure
+from lpcompile.runtime.comm import exchange, pack
+from lpcompile.runtime.launch import board, cpu, overseer, parent
+from lpcompile.runtime.launch.board import Board
+from lpcompile.runtime.launch.hosts import Hosts, enter
+from lpcompile.runtime.launch.supervisor import GRACE, Interrupted, Supervisor
+from lpcompile.runtime.launch.temporary import temporary_folder
+from lpcompile.runtime.launch.watch import heartbeat
 
+__all__ = ["GRACE", "Interrupted", "join", "launch", "leave", "pin"]
 TIMEOUT = 60.0  # seconds within which a job with a rank that is dead or hangs has ended everywhere
-SETTLE = 2.0  # seconds to hear from the others, so that the first cause can be told from its echoes
-PRELOAD = ["torch._dynamo", "lpcompile.compile", "lpcompile.runtime.engine.trainer", "lpcompile.runtime.loop.loop"]
-PATIENCE = 3600.0  # seconds that ranks wait for rank 0 to measure and plan
+PRELOAD = [
+    "torch._dynamo",
+    "cloudpickle",
+    "networkx",
+    "lpcompile.compile",
+    "lpcompile.runtime.engine.trainer",
+    "lpcompile.runtime.loop.loop",
+]
+NAME = "lpcompile rank "  # begins the names of processes that are ranks
+REPEATED = (r"'pin_memory' argument is set", r"Detected call of `lr_scheduler")
+PATIENCE = 3600.0  # seconds that ranks wait for each other; whether one hangs, the watchdog knows sooner
+STORE_PATIENCE = datetime.timedelta(minutes=5)  # for another rank to open the store, and to write what is read from it
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's mallopt
-GRACE = 3.0  # seconds between asking a process to end and ending it
-
 
 T = TypeVar("T")
 R = TypeVar("R")
-
-
-class Interrupted(TrainingError):
-    """A rank failed; the message names the first cause."""
 
 
 def torchrun_rank() -> int | None:
@@ -62,28 +71,77 @@ def join(device: str = "cpu", timeout: float = TIMEOUT, store: str | None = None
         return
     if store is not None or os.environ.get("MASTER_ADDR", "") in ("127.0.0.1", "localhost", "::1"):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo" if sys.platform == "linux" else "lo0")
-    given: dict[str, Any] = {"timeout": datetime.timedelta(seconds=timeout)}
-    if store is not None:
-        given |= {"rank": int(os.environ["RANK"]), "world_size": int(os.environ["WORLD_SIZE"])}
-        given["store"] = torch._C._distributed_c10d.FileStore(store, given["world_size"])
-    dist.init_process_group("nccl" if device.startswith("cuda") else "gloo", **given)
+    check_timeout(timeout)
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    kept: Any = FileStore(store, world) if store is not None else _torchruns_store(rank, timeout)
+    if store is None:
+        overseer.oversee(kept, rank, world, timeout)
+    dist.init_process_group(
+        "nccl" if device.startswith("cuda") else "gloo",
+        store=kept, rank=rank, world_size=world, timeout=datetime.timedelta(seconds=PATIENCE),
+    )  # fmt: skip
+    if store is None:
+        atexit.register(_close)
+
+
+def _close() -> None:
+    """At the end of a script under torchrun: a thread of gloo that lets go of a tensor once Python is gone aborts the
+    process. After an exception nothing is closed, for that could wait for other ranks."""
+    if dist.is_initialized() and overseer.error_of(overseer.overseer) is None:
+        dist.destroy_process_group()
+
+
+def _torchruns_store(rank: int, timeout: float) -> Any:
+    """The store at MASTER_ADDR, for this start of the job alone.
+
+    torchrun's own store outlives an elastic restart, with the addresses of processes that are gone: gloo would connect
+    to them. A prefix for each start keeps them apart. A launcher that is gone has no store: within the time-out this
+    process ends, too.
+    """
+    missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
+    if missing:
+        raise UsageError(f"RANK and WORLD_SIZE are set but {missing[0]} is not; start the ranks with torchrun")
+    agents = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True)
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    wait = datetime.timedelta(seconds=timeout) if agents else STORE_PATIENCE
+    try:
+        found = TCPStore(address, port, None, rank == 0 and not agents, wait, multi_tenant=True)
+    except dist.DistError as error:
+        raise TrainingError(
+            f"the store at {address}:{port} does not answer; has the launcher ended? ({str(error).splitlines()[0]})"
+        ) from None
+    found.set_timeout(STORE_PATIENCE)
+    return PrefixStore(f"lpcompile start {restarts()}", found)
 
 
 def from_rank_0(make: Callable[[], T], follow: Callable[[T], R]) -> R | None:
     """Broadcast the result of `make` on rank 0 to `follow` on the others; None on rank 0. Waits up to PATIENCE."""
     patient: Any = dist.new_group(backend="gloo", timeout=datetime.timedelta(seconds=PATIENCE))
-    message: list[Any] = [make() if dist.get_rank() == 0 else None]
-    dist.broadcast_object_list(message, 0, group=patient)
-    found = follow(message[0]) if dist.get_rank() else None
-    dist.barrier(group=patient)
+    made = exchange.from_first(make() if dist.get_rank() == 0 else None, patient)
+    found = follow(made) if dist.get_rank() else None
+    with board.waiting():
+        dist.barrier(group=patient)
     return found
 
 
 def leave() -> None:
     """Close the process group after a barrier, so that no rank takes it for a failure."""
     if dist.is_initialized():
-        dist.barrier()
+        with board.waiting():
+            dist.barrier()
+        overseer.end()
         dist.destroy_process_group()
+
+
+@contextlib.contextmanager
+def ends_with_error() -> Iterator[None]:
+    """Under torchrun: an exception inside ends this process, also where it is caught to be printed in one line."""
+    try:
+        yield
+    except BaseException as error:
+        if overseer.overseer is not None:
+            overseer.overseer.error = error
+        raise
 
 
 def pin(local_rank: int, device: str = "cpu") -> None:
@@ -115,37 +173,73 @@ def launch(
     K: int | None = None,
     device: str = "cpu",
     timeout: float = TIMEOUT,
+    hosts: Hosts | None = None,
+    answer: Callable[[Any], Any] | None = None,
 ) -> Any:
     """Run `function(*args)` in `world` processes of one process group; gives its result on rank 0.
 
-    The processes are forked from a server that has only imported torch: function and arguments are pickled.
-    A rank that dies, raises, or stays in one instruction for `timeout` seconds ends all of them with `Interrupted`.
-    K: stages, to say which stage and replica a rank is.
+    The processes are forked from a server that has only imported torch, and do not import the script that calls this:
+    function and arguments are sent by `pack`, also those that the script defines.
+    A rank that dies, raises, or has not moved for `timeout` seconds (see `watch`) ends all of them with `Interrupted`.
+    K: stages, to say which stage and replica a rank is. hosts: where they run, instead of all on this one. answer:
+    called here with what rank 0 asks by `parent.ask`.
     """
+    check_timeout(timeout)
     if device.startswith("cuda") and torch.cuda.device_count() < world:
         raise UsageError(f"{world} ranks need a GPU each, and this machine has {torch.cuda.device_count()}")
-    folder = Path(tempfile.mkdtemp(prefix="lpcompile-"))
+    with temporary_folder() as folder:
+        return _launch(function, args, folder, world, K or world, device, timeout, hosts, answer)
+
+
+def check_timeout(timeout: Any) -> None:
+    if not isinstance(timeout, (int, float)) or not timeout > 0:
+        raise UsageError(f"timeout={timeout!r} is no time in which a rank could move; give seconds, 60 by default")
+
+
+def _launch(
+    function: Callable[..., Any], args: Sequence[Any], folder: Path, world: int, K: int, device: str, timeout: float,
+    hosts: Hosts | None, answer: Callable[[Any], Any] | None,
+) -> Any:  # fmt: skip
     context = _context()
-    supervisor = _Supervisor(folder, world, K or world, timeout)
+    without_main()
+    mine, theirs = context.Pipe() if answer is not None else (None, None)
+    supervisor = Supervisor(folder, world, K, timeout, mine, answer)
+    pipes: list[connection.Connection] = []
+    work = pack.dumps((function, tuple(args)), "the function and its arguments", pipes)
     try:
         for rank in range(world):
             receive, send = context.Pipe(duplex=False)
             # fds 1 and 2 as they are now: the server that ranks come from may be older than a redirection of them
             outputs = [connection.Connection(os.dup(fd), readable=False) for fd in (1, 2)]
-            given = (function, tuple(args), rank, world, str(folder), device, timeout, send, outputs)
-            process = context.Process(target=_rank, args=given, name=f"rank {rank}")
-            try:
-                process.start()
-            except (AttributeError, TypeError, pickle.PicklingError) as error:
-                raise UsageError(f"a new process cannot be given this: {error}; use functions of a module") from error
-            for end in (send, *outputs):
+            line = theirs if rank == 0 else None
+            host = hosts.of(rank, world) if hosts is not None else None
+            given = (work, pipes, rank, world, str(folder), device, timeout, send, outputs, line, host)
+            process = context.Process(target=_rank, args=given, name=f"{NAME}{rank}")
+            supervisor.start(process, receive)
+            for end in (send, *outputs, *([line] if line is not None else [])):
                 end.close()
-            supervisor.processes.append(process)
-            supervisor.pipes.append(receive)
         return supervisor.supervise()
     finally:
         supervisor.end()
-        shutil.rmtree(folder, ignore_errors=True)
+
+
+def without_main() -> None:
+    """Let processes that are ranks start without running the user's script again, so that it needs no __main__ guard.
+
+    Installed once, because launches of several threads overlap; other processes start as ever.
+    """
+    before = spawn.get_preparation_data
+    if getattr(before, "without_main", False):
+        return
+
+    def prepared(name: str) -> dict[str, Any]:
+        found: dict[str, Any] = before(name)
+        if name.startswith(NAME):
+            found = {key: value for key, value in found.items() if not key.startswith("init_main")}
+        return found
+
+    prepared.without_main = True  # type: ignore[attr-defined]
+    spawn.get_preparation_data = prepared
 
 
 def _context() -> Any:
@@ -158,8 +252,8 @@ def _context() -> Any:
 
 
 def _rank(
-    function: Callable[..., Any], args: tuple[Any, ...], rank: int, world: int, folder: str, device: str,
-    timeout: float, pipe: Any, outputs: list[Any],
+    work: bytes, pipes: list[Any], rank: int, world: int, folder: str, device: str, timeout: float, pipe: Any,
+    outputs: list[Any], line: Any, host: str | None,
 ) -> None:  # fmt: skip
     """The life of one rank's process."""
     for fd, output in enumerate(outputs, start=1):
@@ -167,12 +261,21 @@ def _rank(
         output.close()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the launcher, which ends this process
     board.die_with(pipe)
+    if sys.platform == "linux":  # processes that load data are this one's children, and end with it
+        multiprocessing.set_start_method("fork", force=True)
+    parent.line = line
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_RANK": str(rank),
                    "LOCAL_WORLD_SIZE": str(world)}  # fmt: skip
     board.own = Board(Path(folder) / str(rank))
+    board.own.note(0, "(starting)")
+    heartbeat(board.own, timeout)
     try:
+        if host is not None:
+            enter(host)
         pin(rank, device)
-        join(device, 1.5 * timeout, f"{folder}/store")  # the supervisor, who knows which rank hangs, reports first
+        join(device, timeout, f"{folder}/store")
+        quieten(rank)
+        function, args = pack.loads(work, pipes)
         result = function(*args)
         board.own.note(0, "(at the end)")
         leave()
@@ -181,101 +284,21 @@ def _rank(
         _tell(pipe, (False, (board.failure_of(error, rank), error if isinstance(error, LpError) else None)))
         sys.stdout.flush()
         sys.stderr.flush()
+        for child in cpu.children(os.getpid()):  # processes that load data would tell that this one is gone
+            with contextlib.suppress(OSError):
+                os.kill(child, signal.SIGKILL)
         os._exit(1)  # destructors of a broken process group can block
 
 
 def _tell(pipe: Any, message: Any) -> None:
-    """By plain pickle: torch's own shares memory, which would end with this process."""
-    pipe.send_bytes(pickle.dumps(message))
+    """Send to the launcher, not by torch's pickle, which shares memory that ends with this process."""
+    pipe.send_bytes(pack.dumps(message, "the result"))
 
 
-class _Supervisor:
-    """Watches the processes of a launch: their results, their failures, and whether they still move."""
-
-    def __init__(self, folder: Path, world: int, K: int, timeout: float) -> None:
-        self.processes: list[Any] = []
-        self.pipes: list[Any] = []
-        self.boards = [Board(folder / str(rank)) for rank in range(world)]
-        self.K, self.timeout = K, timeout
-        self.failures: dict[int, Failure] = {}
-        self.errors: dict[int, LpError] = {}
-        self.done: dict[int, Any] = {}
-
-    def supervise(self) -> Any:
-        """Wait until all ranks have ended, or SETTLE seconds after a failure, for the reports of the others."""
-        deadline: float | None = None
-        while len(self.done) + len(self.failures) < len(self.processes):
-            self._listen(0.2)
-            self._find_hanging()
-            if self.failures and deadline is None:
-                deadline = time.time() + SETTLE
-            if deadline is not None and time.time() > deadline:
-                break
-        if self.failures:
-            raise self._cause()
-        for process in self.processes:
-            process.join(GRACE)
-        return self.done[0]
-
-    def _listen(self, seconds: float) -> None:
-        left = [r for r in range(len(self.processes)) if r not in self.done and r not in self.failures]
-        connection.wait([*(self.pipes[r] for r in left), *(self.processes[r].sentinel for r in left)], seconds)
-        for rank in left:
-            message = self._message(rank)
-            if message is not None:
-                fine, value = message
-                if fine:
-                    self.done[rank] = value
-                else:
-                    self.failures[rank], error = value
-                    if error is not None:
-                        self.errors[rank] = error
-            elif not self.processes[rank].is_alive() and not self.pipes[rank].poll():
-                self.failures[rank] = self._died(rank)
-
-    def _message(self, rank: int) -> Any:
-        try:
-            return pickle.loads(self.pipes[rank].recv_bytes()) if self.pipes[rank].poll() else None
-        except (EOFError, OSError):
-            self.processes[rank].join(GRACE)
-            return (False, (self._died(rank), None))
-
-    def _died(self, rank: int) -> Failure:
-        code = self.processes[rank].exitcode
-        what = f"was killed by {board.signal_name(-code)}" if code and code < 0 else f"ended with exit code {code}"
-        return Failure(rank, self._now(rank).since, what, self._now(rank))
-
-    def _now(self, rank: int) -> Doing:
-        return self.boards[rank].read()
-
-    def _find_hanging(self) -> None:
-        for rank in range(len(self.processes)):
-            doing = self._now(rank)
-            if rank in self.done or rank in self.failures or not doing.watched:
-                continue
-            if time.time() - doing.since > self.timeout:
-                what = f"has not moved for {self.timeout:g} s"
-                self.failures[rank] = Failure(rank, doing.since, what, doing)
-
-    def _cause(self) -> LpError:
-        first = board.first_cause(list(self.failures.values()))
-        if first.rank in self.errors:
-            return self.errors[first.rank]
-        others = [f.say(self.K) for f in self.failures.values() if f is not first]
-        text = f"training stopped: {first.say(self.K)}"
-        if first.details and not first.lost:
-            text += f"\n{first.details.rstrip()}"
-        return Interrupted("\n".join([text, *(f"then: {line.splitlines()[0]}" for line in others)]))
-
-    def end(self) -> None:
-        """End all processes: terminate, then kill."""
-        for process in self.processes:
-            if process.is_alive():
-                process.terminate()
-        deadline = time.time() + GRACE
-        for process in self.processes:
-            process.join(max(0.0, deadline - time.time()))
-            if process.is_alive():
-                process.kill()
-                process.join()
-            process.close()
+def quieten(rank: int) -> None:
+    """What torch says of every DataLoader in every pass and rank is said once, by rank 0. How many cores a rank sees is
+    our doing, so advice that rests on it is left out."""
+    for text in REPEATED:
+        warnings.filterwarnings("once" if rank == 0 else "ignore", text)
+    for text in (r"This DataLoader will create", r"This process .* is multi-threaded"):
+        warnings.filterwarnings("ignore", text)

@@ -1,19 +1,22 @@
-"""Logs of a run: a progress line, a line of metrics every few steps, TensorBoard if installed."""
+"""Logs of a run: a progress line, and the figures of all ranks every few steps for loggers and callbacks."""
 
 from __future__ import annotations
 
-import csv
-import json
 import sys
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from lpcompile.errors import UsageError
+from lpcompile.runtime.loop.callbacks import Logger
+from lpcompile.runtime.loop.loggers import LogFile, TensorBoard, WeightsAndBiases
+from lpcompile.runtime.loop.record import Timing
 
 if TYPE_CHECKING:
     from lpcompile.runtime.engine.trainer import Trainer
     from lpcompile.runtime.loop.options import LoopOptions
 
 REFRESH = 0.5  # seconds between progress lines
+DATA_SHOWN = 0.02  # share of the time that waits for data from which the progress line says so
 
 
 class Log:
@@ -22,39 +25,44 @@ class Log:
     def __init__(self, trainer: Trainer, watch: LoopOptions, total: int) -> None:
         self.trainer, self.every, self.total = trainer, max(1, watch.log_every), total
         self.main = trainer.main
-        self.file = _LogFile(Path(watch.log), trainer.steps) if watch.log and self.main else None
-        self.board = _tensorboard(watch.tensorboard) if watch.tensorboard and self.main else None
+        self.loggers = loggers_of(watch, trainer.steps) if self.main else []
         self.live = self.main and sys.stderr.isatty()
         self.begin, self.first, self.shown = time.perf_counter(), trainer.steps, 0.0
         self.last: dict[str, Any] = {}
+        self.sums = {"step ms": 0.0, "wait ms": 0.0, "data ms": 0.0}
+        self.waited, self.evaluation = 0.0, 0.0  # share of the last steps that waited for data; s of evaluations
 
     def __enter__(self) -> Log:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.clear()
-        if self.file is not None:
-            self.file.close()
-        if self.board is not None:
-            self.board.close()
+        for logger in self.loggers:
+            logger.close()
 
-    def step(self, metrics: dict[str, Any]) -> None:
+    def step(self, metrics: dict[str, Any]) -> bool:
+        """Whether this step is one of those whose figures are gathered, into `last`."""
         done = self.trainer.steps
-        if done % self.every == 0 or done == self.total:
+        for name in self.sums:
+            self.sums[name] += metrics.get(name, 0.0)
+        own = metrics.get("step ms", 0.0) + metrics.get("data ms", 0.0)
+        self.waited += 0.1 * (metrics.get("data ms", 0.0) / (own or 1.0) - self.waited)
+        due = done % self.every == 0 or done == self.total
+        if due:
             self.last = self._known({**metrics, "lr": self.trainer.lr}, done)
-            if self.file is not None:
-                self.file.write(self.last)
-            if self.board is not None:
-                for name, value in self.last.items():
-                    if isinstance(value, (int, float)):
-                        self.board.add_scalar(name, value, done)
+            self._write(self.last, done)
         if self.live and (time.perf_counter() - self.shown > REFRESH or done == self.total):
             self.shown = time.perf_counter()
             print(f"\r\x1b[K{self.line(metrics)}", end="", file=sys.stderr, flush=True)
+        return due
+
+    def _write(self, figures: dict[str, Any], step: int) -> None:
+        for logger in self.loggers:
+            logger.log(figures, step)
 
     def _known(self, metrics: dict[str, Any], done: int) -> dict[str, Any]:
         """Metrics of all ranks. Ranks with replay buffers may be many steps apart: their own, until the last step."""
-        if self.trainer.method.replay:
+        if self.trainer.method.replay_buffers:
             if done < self.total:
                 return metrics
             self.trainer.flush()  # the slowest rank may take longer to get there than a gather would wait
@@ -73,82 +81,53 @@ class Log:
         known = {**self.last, **metrics}
         parts = [f"epoch {metrics.get('epoch', '?')}", f"step {done}/{self.total}", f"{rate:.2f}/s", f"{left} left"]
         if "loss" in known:
-            parts.append(f"loss {known['loss']:.3f}")
+            beside = f" (model {known['model loss']:.3f})" if "model loss" in known else ""
+            parts.append(f"loss {known['loss']:.3f}{beside}")
         worst = [v for name, v in known.items() if name.startswith("violation")]
         if worst:
             parts.append(f"violation {max(worst):.3f}")
+        if self.waited > DATA_SHOWN:
+            parts.append(f"data {100 * self.waited:.0f} %")
+        if "phase" in known or "exact steps" in known:
+            parts.append(str(known["method"]))
         return ", ".join(parts)
 
     def clear(self) -> None:
         if self.live and self.shown:
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
-    def evaluated(self, epoch: int, shown: dict[str, float]) -> None:
-        if self.trainer.method.replay and self.last:
+    def evaluated(self, epoch: int, shown: dict[str, float], seconds: float = 0.0) -> None:
+        self.evaluation += seconds
+        if self.trainer.method.replay_buffers and self.last:
             self.last = self._together(self.last)
         if not self.main:
             return
         self.clear()
         text = ", ".join(f"{name} {value:.4f}" for name, value in shown.items())
         print(f"epoch {epoch}: {text} ({_clock(time.perf_counter() - self.begin)})", flush=True)
-        if self.file is not None:
-            self.file.write({"step": self.trainer.steps, "epoch": epoch, **shown})
-        if self.board is not None:
-            for name, value in shown.items():
-                self.board.add_scalar(name, value, self.trainer.steps)
+        self._write({"step": self.trainer.steps, "epoch": epoch, **shown}, self.trainer.steps)
+
+    def timing(self) -> Timing:
+        """Where the time went, on the slowest rank; all ranks call it."""
+        steps = self.trainer.steps - self.first
+        found = self.trainer.gather({name: value / max(steps, 1) for name, value in self.sums.items()})
+        return Timing(
+            time.perf_counter() - self.begin, steps, found["step ms"], found["wait ms"], found["data ms"],
+            self.evaluation,
+        )  # fmt: skip
 
 
-class _LogFile:
-    """JSON lines, or CSV if the file is named so. A resumed run keeps the lines before its checkpoint."""
-
-    def __init__(self, file: Path, steps: int) -> None:
-        self.path, self.csv, self.names = file, file.suffix == ".csv", list[str]()
-        file.parent.mkdir(parents=True, exist_ok=True)
-        keep: list[str] = []
-        if steps and file.exists():
-            lines = file.read_text().splitlines(keepends=True)
-            if self.csv:
-                self.names = next(csv.reader(lines[:1]), [])
-            keep = [line for i, line in enumerate(lines) if self._before(line, i, steps)]
-        self.out = open(file, "w", newline="")  # noqa: SIM115
-        self.out.writelines(keep)
-        self.out.flush()
-
-    def _before(self, line: str, i: int, steps: int) -> bool:
-        if not line.endswith("\n"):
-            return False
-        if not self.csv:
-            return bool(json.loads(line)["step"] < steps)
-        return i == 0 or int(next(csv.reader([line]))[self.names.index("step")]) < steps
-
-    def write(self, row: dict[str, Any]) -> None:
-        if not self.csv:
-            self.out.write(json.dumps(row) + "\n")
-        else:
-            if any(name not in self.names for name in row):
-                self._widen([*self.names, *(name for name in row if name not in self.names)])
-            csv.writer(self.out).writerow([row.get(name, "") for name in self.names])
-        self.out.flush()
-
-    def _widen(self, names: list[str]) -> None:
-        """A new column: evaluations have others than steps."""
-        before = list(csv.reader(self.path.open(newline="")))[1:]
-        self.names = names
-        self.out.close()
-        self.out = open(self.path, "w", newline="")  # noqa: SIM115
-        csv.writer(self.out).writerows([names, *(row + [""] * (len(names) - len(row)) for row in before)])
-
-    def close(self) -> None:
-        self.out.close()
-
-
-def _tensorboard(folder: str) -> Any:
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        print("TensorBoard is not installed: no events are written (pip install tensorboard)", file=sys.stderr)
-        return None
-    return SummaryWriter(folder)
+def loggers_of(watch: LoopOptions, step: int) -> list[Logger]:
+    """The loggers that options of the loop ask for."""
+    found: list[Logger] = [LogFile(watch.log, step)] if watch.log else []
+    if watch.tensorboard:
+        try:
+            found.append(TensorBoard(watch.tensorboard))
+        except UsageError:
+            print("TensorBoard is not installed: no events are written (pip install tensorboard)", file=sys.stderr)
+    if watch.wandb:
+        found.append(WeightsAndBiases(watch.wandb))
+    return found
 
 
 def _clock(seconds: float) -> str:

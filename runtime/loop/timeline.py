@@ -7,10 +7,9 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch.distributed as dist
-
-from lpcompile.core.atomic_file import write_text
+from lpcompile.core.system.atomic_file import write_text
 from lpcompile.core.trace import kind_of
+from lpcompile.runtime.comm import exchange
 from lpcompile.runtime.engine import memory
 
 if TYPE_CHECKING:
@@ -20,10 +19,7 @@ if TYPE_CHECKING:
 def write(trainer: Trainer, file: Path) -> None:
     """All ranks call it; rank 0 writes the file."""
     mine = events(trainer)
-    everyone: list[Any] = [mine]
-    if trainer.distributed:
-        everyone = [None] * dist.get_world_size()
-        dist.all_gather_object(everyone, mine, group=trainer.control)
+    everyone = exchange.gathered(mine, trainer.control) if trainer.distributed else [mine]
     if trainer.main:
         file.parent.mkdir(parents=True, exist_ok=True)
         write_text(file, json.dumps(merged(everyone)))

@@ -71,6 +71,6 @@ DGL_ASYNC = Method(
     asynchronous,
     adjoint,
     heads=True,
-    replay=True,
+    replay_buffers=True,
     table_1="×✓✓✓×✓✓",
 )

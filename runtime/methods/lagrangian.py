@@ -9,22 +9,14 @@ learns the updated κ: the form that the paper left open.
 
 from __future__ import annotations
 
-from lpcompile.core.method import (
-    LamRoutes,
-    Method,
-    ScheduleOptions,
-    Tensors,
-    Terms,
-    assemble,
-    hosts_of,
-)
+from lpcompile.core.method import LamRoutes, Method, ScheduleOptions, Tensors, Terms, assemble
 from lpcompile.core.plan import Plan
 from lpcompile.core.schedule import Schedule
 from lpcompile.runtime.methods.penalty import HALF_BUDGET, decoupled_step, halves_of_large_batches
 
 
 def schedule(plan: Plan, options: ScheduleOptions) -> Schedule:
-    routes = LamRoutes(plan.K, hosts_of(plan, options), chain=not options.recursive)
+    routes = LamRoutes.of(plan, options)
 
     return assemble("lagrangian", plan, options, lambda b: decoupled_step(b, routes, options, kappa=options.kappa))
 

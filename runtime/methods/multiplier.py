@@ -19,17 +19,7 @@ With `lockstep` nothing is skewed: backwards wait for each other, as in plain tr
 
 from __future__ import annotations
 
-from lpcompile.core.method import (
-    BatchFacts,
-    LamRoutes,
-    Method,
-    ScheduleOptions,
-    Tensors,
-    Terms,
-    assemble,
-    finish,
-    hosts_of,
-)
+from lpcompile.core.method import BatchFacts, LamRoutes, Method, ScheduleOptions, Tensors, Terms, assemble, finish
 from lpcompile.core.plan import Plan
 from lpcompile.core.schedule import Builder, Schedule
 from lpcompile.runtime.methods.penalty import correct, correction, decoupled_forward
@@ -45,7 +35,7 @@ def skew_micro(facts: BatchFacts) -> int | None:
 
 
 def schedule(plan: Plan, options: ScheduleOptions) -> Schedule:
-    routes = LamRoutes(plan.K, hosts_of(plan, options), chain=not options.recursive)
+    routes = LamRoutes.of(plan, options)
 
     def write(b: Builder) -> None:
         for slot in range(options.micro):

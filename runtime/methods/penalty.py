@@ -8,17 +8,7 @@ With `recursive`, λ_k comes straight from the model's input (ReAuxNet), so that
 
 from __future__ import annotations
 
-from lpcompile.core.method import (
-    BatchFacts,
-    LamRoutes,
-    Method,
-    ScheduleOptions,
-    Tensors,
-    Terms,
-    assemble,
-    finish,
-    hosts_of,
-)
+from lpcompile.core.method import BatchFacts, LamRoutes, Method, ScheduleOptions, Tensors, Terms, assemble, finish
 from lpcompile.core.plan import Plan
 from lpcompile.core.schedule import Builder, Schedule
 
@@ -37,7 +27,7 @@ def halves_of_large_batches(facts: BatchFacts) -> int | None:
 
 
 def schedule(plan: Plan, options: ScheduleOptions) -> Schedule:
-    routes = LamRoutes(plan.K, hosts_of(plan, options), chain=not options.recursive)
+    routes = LamRoutes.of(plan, options)
 
     return assemble("penalty", plan, options, lambda b: decoupled_step(b, routes, options))
 

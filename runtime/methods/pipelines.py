@@ -23,25 +23,27 @@ from lpcompile.runtime.methods import bp
 
 
 def schedule(method: Method, plan: Plan, options: ScheduleOptions) -> Schedule:
-    """torch's table with its messages. A receive is posted one micro-batch ahead of its use, so that no send waits for
-    its receiver."""
+    """The order with its messages. A receive is posted one micro-batch ahead of its use (three where a rank may be
+    further ahead of its neighbour than torch's orders let it be), so that no send waits for its receiver."""
     K, M = plan.K, options.micro
     lines = order(method, K, M)
+    early = 1 if method.torch_schedule else 3
 
     def write(b: Builder) -> None:
-        post_X(b, 0, M)
-        post_p(b, 0, K, M)
+        for slot in range(early):
+            post_X(b, slot, M)
+            post_p(b, slot, K, M)
         for kind, slot in lines[b.rank]:
             if kind == FORWARD:
-                post_X(b, slot + 1, M)
+                post_X(b, slot + early, M)
                 bp.forward(b, slot, K)
             elif kind == INPUT and b.rank > 0:
-                post_p(b, slot + 1, K, M)
+                post_p(b, slot + early, K, M)
                 backward_input(b, slot, K)
             elif kind == WEIGHT and b.rank > 0:
                 b.do("backward_weight", slot, reads=needed(b.rank, K))
             elif kind != INPUT:  # the first stage has no input gradients: its weights' are all of its backward
-                post_p(b, slot + 1, K, M)
+                post_p(b, slot + early, K, M)
                 bp.backward(b, slot, K)
         finish(b, options)
 
@@ -67,7 +69,8 @@ def backward_input(b: Builder, slot: int, K: int) -> None:
 
 
 def needed(r: int, K: int) -> list[tuple[str, int]]:
-    """Also by the gradients of weights: what was received may be part of the graph, and must not be overwritten."""
+    """What a backward reads, and its part for weight gradients too: a received tensor may belong to the graph, and must
+    not be overwritten before."""
     return [("graph", r), ("X", r), *([("p", r + 1)] if r < K - 1 else [])]
 
 
@@ -83,8 +86,19 @@ def about_batch_norm(method: Method, module: nn.Module, micro: int, batch: int |
     )
 
 
-def pipeline(name: str, summary: str, torch_schedule: str, **traits: Any) -> Method:
-    """A method that follows one of torch's schedule classes."""
+def about_compiled(method: Method, K: int, compile: bool) -> str:
+    """A warning that weight gradients cannot be put off in compiled code; else an empty string."""
+    if not compile or not method.splits_backward or K == 1:
+        return ""
+    return (
+        f"{method.name} with compile=True: torch.compile makes one function of a stage's whole backward, which cannot "
+        f"be divided, so weight gradients are not put off and ranks wait as with '1f1b'; gradients are the same. "
+        f"'stream' does not wait, and compile=False keeps the two parts"
+    )
+
+
+def pipeline(name: str, summary: str, torch_schedule: str = "", **traits: Any) -> Method:
+    """A method that follows one of torch's schedule classes, or an order of its own."""
 
     def write(plan: Plan, options: ScheduleOptions) -> Schedule:
         return schedule(made, plan, options)

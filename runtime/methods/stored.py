@@ -6,14 +6,14 @@
 
 from __future__ import annotations
 
-from lpcompile.core.method import LamRoutes, Method, ScheduleOptions, assemble, hosts_of
+from lpcompile.core.method import LamRoutes, Method, ScheduleOptions, assemble
 from lpcompile.core.plan import Plan
 from lpcompile.core.schedule import Schedule
 from lpcompile.runtime.methods.penalty import adjoint, correction, decoupled_step
 
 
 def schedule(plan: Plan, options: ScheduleOptions) -> Schedule:
-    routes = LamRoutes(plan.K, hosts_of(plan, options), chain=False)
+    routes = LamRoutes.of(plan, options, chain=False)
 
     return assemble("penalty-stored", plan, options, lambda b: decoupled_step(b, routes, options, stored=True))
 

@@ -14,8 +14,8 @@ from lpcompile.core.compiled import CompiledProgram
 from lpcompile.core.schedule import Instruction
 from lpcompile.core.stage_io import StageIO, own_io
 from lpcompile.errors import UsageError
-from lpcompile.runtime.engine.batch import MicroBatch
-from lpcompile.runtime.engine.outputs import structured
+from lpcompile.runtime.engine.batches.batch import MicroBatch
+from lpcompile.runtime.engine.batches.outputs import one_number, structured
 from lpcompile.runtime.engine.update import Factory
 from lpcompile.runtime.engine.worker import Net, Worker
 
@@ -42,7 +42,7 @@ class Head:
 
     def loss(self, X: Sequence[Tensor], batch: MicroBatch) -> Tensor:
         given = self.net.module(*X, *(batch.inputs[i] for i in self.net.io.inputs))
-        return self.loss_fn(self.output(given), batch.target)
+        return one_number(self.loss_fn(self.output(given), batch.target), self.loss_fn)
 
     def state(self) -> list[dict[str, Any]]:
         return [m.state_dict() for m in self.modules]

@@ -6,6 +6,7 @@ All of them depend on λ - X alone, so ∂ψ/∂X = -∂ψ/∂λ and one tensor 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -15,34 +16,44 @@ from lpcompile.errors import UsageError
 EPS = 1e-6
 
 
-def value(kind: str, lam: Tensor, X: Tensor) -> Tensor:
-    """ψ by its definition. Training needs only its gradient; tests compare the two through autograd."""
-    if kind == "scaled":
-        return (lam - X).square().mean() / (X.detach().square().mean() + EPS)
-    per_sample = (lam - X).reshape(len(X), -1)
-    if kind == "l2":
-        return per_sample.square().sum(1).mean()
-    if kind == "l1":
-        return per_sample.abs().sum(1).mean()
-    return per_sample.abs().amax(1).mean()
+Weight = float | Tensor
 
 
-def scaled(difference: Tensor, X: Tensor, energy: Tensor, weight: float | Tensor) -> Tensor:
+@dataclass(frozen=True)
+class Psi:
+    """A penalty function. A new one needs an entry in `KINDS` and nothing else.
+
+    value: `value(λ, X)` by its definition; training needs only the gradient, and tests compare the two by autograd.
+    gradient: `gradient(λ - X, X, |X|², weight)` gives weight · ∂ψ/∂λ, in the memory of the difference.
+    sample_step: the factor from ½ ∂ψ/∂λ to λ - X: the natural step size for λ of single samples.
+    """
+
+    value: Callable[[Tensor, Tensor], Tensor]
+    gradient: Callable[[Tensor, Tensor, Tensor, Weight], Tensor]
+    sample_step: Callable[[Tensor], Weight]
+
+
+def scaled(difference: Tensor, X: Tensor, energy: Tensor, weight: Weight) -> Tensor:
     """Mean squared difference over the mean square of X (not differentiated): of order 1 for every model."""
     return difference.mul_((2 * weight / X.numel()) / (energy / X.numel() + EPS))
 
 
-def l2(difference: Tensor, X: Tensor, energy: Tensor, weight: float | Tensor) -> Tensor:
+def l2(difference: Tensor, X: Tensor, energy: Tensor, weight: Weight) -> Tensor:
     """The paper's: squared Euclidean distance, mean over samples."""
     return difference.mul_(2 * weight / len(X))
 
 
-def l1(difference: Tensor, X: Tensor, energy: Tensor, weight: float | Tensor) -> Tensor:
+def mse(difference: Tensor, X: Tensor, energy: Tensor, weight: Weight) -> Tensor:
+    """Mean squared difference over all elements, as torch's `mse_loss`."""
+    return difference.mul_(2 * weight / X.numel())
+
+
+def l1(difference: Tensor, X: Tensor, energy: Tensor, weight: Weight) -> Tensor:
     """Sum of absolute differences, mean over samples: exact for a finite β, not smooth."""
     return difference.sign_().mul_(weight / len(X))
 
 
-def linf(difference: Tensor, X: Tensor, energy: Tensor, weight: float | Tensor) -> Tensor:
+def linf(difference: Tensor, X: Tensor, energy: Tensor, weight: Weight) -> Tensor:
     """Largest absolute difference, mean over samples; where several are largest they share the gradient."""
     rows = difference.reshape(len(X), -1)
     size = rows.abs()
@@ -52,23 +63,49 @@ def linf(difference: Tensor, X: Tensor, energy: Tensor, weight: float | Tensor) 
     )
 
 
-KINDS: dict[str, Callable[[Tensor, Tensor, Tensor, float | Tensor], Tensor]] = {
-    "scaled": scaled,
-    "l2": l2,
-    "l1": l1,
-    "linf": linf,
+def per_sample(lam: Tensor, X: Tensor) -> Tensor:
+    """λ - X with one row a sample."""
+    return (lam - X).reshape(len(X), -1)
+
+
+def over_samples(X: Tensor) -> float:
+    """The step of penalties that are means over samples."""
+    return float(len(X))
+
+
+KINDS: dict[str, Psi] = {
+    "scaled": Psi(
+        lambda lam, X: (lam - X).square().mean() / (X.detach().square().mean() + EPS),
+        scaled,
+        lambda X: (X.square().mean() + EPS) * X.numel(),
+    ),
+    "l2": Psi(lambda lam, X: per_sample(lam, X).square().sum(1).mean(), l2, over_samples),
+    "mse": Psi(lambda lam, X: (lam - X).square().mean(), mse, lambda X: float(X.numel())),
+    "l1": Psi(lambda lam, X: per_sample(lam, X).abs().sum(1).mean(), l1, over_samples),
+    "linf": Psi(lambda lam, X: per_sample(lam, X).abs().amax(1).mean(), linf, over_samples),
 }
 
 
-def gradient(kind: str, lam: Tensor, X: Tensor, weight: float | Tensor) -> tuple[Tensor, Tensor]:
-    """weight · ∂ψ/∂λ, and the violation |λ - X|² / |X|², a metric that does not depend on ψ."""
+def value(kind: str, lam: Tensor, X: Tensor) -> Tensor:
+    if X.is_complex():
+        lam, X = torch.view_as_real(lam), torch.view_as_real(X)
+    return KINDS[kind].value(lam, X)
+
+
+def gradient(kind: str, lam: Tensor, X: Tensor, weight: Weight) -> tuple[Tensor, Tensor]:
+    """weight · ∂ψ/∂λ, and the violation |λ - X|² / |X|², a metric that does not depend on ψ.
+
+    A complex tensor counts as its real and imaginary parts."""
+    if X.is_complex():
+        parts, violation = gradient(kind, torch.view_as_real(lam), torch.view_as_real(X), weight)
+        return torch.view_as_complex(parts), violation
     difference = torch.sub(lam, X)
     flat, values = _row(difference), _row(X)
     if X.dtype in (torch.float16, torch.bfloat16):
         flat, values = flat.float(), values.float()
     energy = torch.dot(values, values)
     violation = torch.dot(flat, flat) / (energy + EPS * X.numel())
-    return KINDS[kind](difference, X, energy, weight), violation
+    return KINDS[kind].gradient(difference, X, energy, weight), violation
 
 
 def _row(tensor: Tensor) -> Tensor:
@@ -78,11 +115,8 @@ def _row(tensor: Tensor) -> Tensor:
     return tensor.reshape(-1)
 
 
-def per_sample_step(kind: str, X: Tensor) -> float | Tensor:
-    """Factor from ½ ∂ψ/∂λ to λ - X: the natural step size for λ of single samples."""
-    if kind == "scaled":
-        return (X.square().mean() + EPS) * X.numel()
-    return float(len(X))
+def per_sample_step(kind: str, X: Tensor) -> Weight:
+    return KINDS[kind].sample_step(torch.view_as_real(X) if X.is_complex() else X)
 
 
 def check(kind: str) -> str:

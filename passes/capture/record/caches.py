@@ -1,4 +1,4 @@
-"""Function caches that a recording on fake tensors must not fill.
+"""Function caches that a recording on fake tensors must not fill, and objects that hold fake tensors.
 
 A `functools.lru_cache` around a function that returns tensors lives outside the model; after a recording it would
 return fake tensors to the user.
@@ -6,11 +6,17 @@ return fake tensors to the user.
 
 from __future__ import annotations
 
+import enum
 import functools
 import gc
+from collections.abc import Sequence
 from typing import Any
 
+from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
+
+from lpcompile.passes.capture.record.refusal import Unrecordable
+from lpcompile.passes.graph.tree import SCALARS, Tree
 
 
 class FunctionCaches:
@@ -51,3 +57,13 @@ def holds_fake(value: Any, depth: int) -> bool:
     if depth == 0 or isinstance(value, (str, int, float, type)) or (callable(value) and depth < 4):
         return False
     return any(holds_fake(v, depth - 1) for v in gc.get_referents(value))
+
+
+def refuse_closed(leaves: Sequence[Any], tree: Tree) -> None:
+    """Refuse an output without tensors, or with some inside an object that cannot be opened."""
+    if not leaves:
+        raise Unrecordable("", f"the output holds no tensor that can be found: it is {tree}", "")
+    closed = [c for c in tree.constants if not isinstance(c, (*SCALARS, enum.Enum, type, nn.Module))]
+    if any(hasattr(c, "__next__") or holds_fake(c, 3) for c in closed):
+        kinds = ", ".join(sorted({type(c).__name__ for c in closed}))
+        raise Unrecordable("", f"the output holds tensors inside an object that cannot be opened ({kinds})", "")

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn.utils.rnn import PackedSequence
 
 from lpcompile.core.stage_io import TensorSpec
 from lpcompile.passes.capture.record.observer import Observation, storage_key
@@ -16,7 +17,7 @@ from lpcompile.passes.capture.record.patches import AutocastRegion
 from lpcompile.passes.capture.record.refusal import ModuleTrail
 from lpcompile.passes.capture.record.shadow import Shadow
 from lpcompile.passes.capture.record.values import may_hold, nodes_in, source_line
-from lpcompile.passes.graph.calls import Autocast, NoGrad, call_method, call_module, read_attribute
+from lpcompile.passes.graph.calls import Autocast, NoGrad, as_recorded, call_method, call_module, read_attribute
 from lpcompile.passes.graph.tree import SCALARS, flatten
 
 
@@ -56,6 +57,9 @@ class GraphWriter:
         node = self._nodes.get(id(tensor))
         return node is None or bool(node.meta["varies"])
 
+    def node_of(self, tensor: torch.Tensor) -> fx.Node | None:
+        return self._nodes.get(id(tensor))
+
     def bind_kept(self, path: str, module: nn.Module, call: fx.Node) -> None:
         """Make nodes for tensors that a user's layer stores in itself for others (the auxiliary loss of an expert)."""
         for name, value in vars(module).items():
@@ -67,8 +71,10 @@ class GraphWriter:
                 self._bind(value, node)
 
     def emit(
-        self, op: str, target: Any, args: Any, kwargs: Any, out: Any, seen: Observation, path: str = ""
-    ) -> fx.Node:
+        self, op: str, target: Any, args: Any, kwargs: Any, out: Any, seen: Observation, path: str = "",
+        structure: str = "",
+    ) -> fx.Node:  # fmt: skip
+        """Append a call and bind its results. `structure`: check at every call that the result is built like this."""
         no_grad = not torch.is_grad_enabled() and self._may_need_grad(op, target, (args, kwargs))
         arguments, keywords = self._argument(args), self._argument(kwargs)
         varies = seen.random or op == "call_module" or any(n.meta["varies"] for n in nodes_in((arguments, keywords)))
@@ -78,6 +84,9 @@ class GraphWriter:
             target = NoGrad(target) if no_grad else target
         node = self.graph.create_node(op, target, arguments, keywords)
         self._describe(node, out, seen, path=path, varies=varies)
+        if structure:
+            node = self.graph.call_function(as_recorded, (node, structure, path))
+            self._describe(node, out, Observation(), path=path, varies=varies)
         self._bind(out, node)
         return node
 
@@ -166,6 +175,8 @@ class GraphWriter:
             return self._node_of(value)
         if isinstance(value, (tuple, list)):
             items = [self._argument(v) for v in value]
+            if isinstance(value, PackedSequence):
+                return self.emit("call_function", PackedSequence, tuple(value), {}, None, Observation())
             if hasattr(value, "_fields"):
                 return type(value)(*items)
             return items if isinstance(value, list) else tuple(items)

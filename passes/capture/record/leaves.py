@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from lpcompile.passes.graph.module import forward_of
+
 # torch.nn modules that only arrange others; their layers are leaves, they themselves are traced through.
 CONTAINERS = (
     nn.Sequential,
@@ -46,5 +48,5 @@ def _is_torch_layer(base: type[Any]) -> bool:
 
 
 def _reads_training(module: nn.Module) -> bool:
-    code = getattr(type(module).forward, "__code__", None)
+    code = getattr(forward_of(module), "__code__", None)
     return code is not None and "training" in code.co_names

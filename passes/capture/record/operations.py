@@ -23,13 +23,21 @@ _REVERSED = {f"__r{name}__": _OPERATORS[f"__{name}__"] for name in _BINARY}
 # They turn a tensor into a Python value: the code after them may branch on data that the next batch does not have.
 VALUE_READS = {"item", "tolist", "numpy", "__bool__", "__int__", "__float__", "__index__", "__complex__", "equal",
                "__contains__", "allclose", "is_nonzero", "__array__"}  # fmt: skip
-TENSOR_HOOKS = {"register_hook", "register_post_accumulate_grad_hook", "retain_grad"}
+_TENSOR_HOOKS = {"register_hook", "register_post_accumulate_grad_hook", "retain_grad"}
+_GRADIENTS = (torch.autograd.grad, torch.autograd.backward, torch.Tensor.backward)
 _SIZES = {"shape", "size", "__len__", "numel", "nelement", "element_size"}
 
 
 def reads_size(func: Any, name: str) -> bool:
     """Whether a function tells Python a size, on which the graph may then depend."""
     return name in _SIZES or (name == "__get__" and func.__self__.__name__ in _SIZES)
+
+
+def is_no_step(func: Any, name: str) -> str:
+    """Why a call cannot be a step of a graph; empty if it can."""
+    if func in _GRADIENTS:
+        return f"forward takes a gradient itself, by {name}()"
+    return f"forward calls {name}() on a tensor" if name in _TENSOR_HOOKS else ""
 
 
 def operation(func: Any, name: str, args: Any, kwargs: Any) -> tuple[str, Any, Any, Any]:

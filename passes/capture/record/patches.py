@@ -1,4 +1,4 @@
-"""Patches of torch during a recording: module calls, autograd functions and autocast regions reach the recorder."""
+"""Patches of torch during a recording: module calls, scripts and autocast regions reach the recorder."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from lpcompile.passes.capture.record.functions import FunctionListener, functions_patched
+
 AutocastRegion = tuple[str, torch.dtype, bool, bool]  # device type, dtype, enabled, cache enabled
 
 
-class Listener(Protocol):
+class Listener(FunctionListener, Protocol):
     autocasts: list[AutocastRegion]
 
     def module_called(self, module: nn.Module, call: Callable[[], Any], args: Any, kwargs: Any) -> Any: ...
     def flag_read(self) -> None: ...
     def script_called(self, function: Any, call: Callable[[], Any], args: Any, kwargs: Any) -> Any: ...
-    def function_applied(self, function: type[torch.autograd.Function], args: Any, kwargs: Any) -> Any: ...
 
 
 class _Flag:
@@ -43,25 +44,11 @@ def patched(listener: Listener) -> Iterator[None]:
     """Route `module(...)` and `Function.apply(...)` of this thread through the listener."""
     thread = threading.get_ident()
     module_call = nn.Module.__call__
-    function_apply = torch.autograd.Function.__dict__["apply"]
-    inside = False  # the listener applies the real function itself
 
     def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if threading.get_ident() != thread:
             return module_call(self, *args, **kwargs)
         return listener.module_called(self, lambda: module_call(self, *args, **kwargs), args, kwargs)
-
-    def apply(cls: type[torch.autograd.Function], *args: Any, **kwargs: Any) -> Any:
-        nonlocal inside
-        if inside or threading.get_ident() != thread:
-            return function_apply.__get__(None, cls)(*args, **kwargs)
-        if cls is torch.utils.checkpoint.CheckpointFunction:
-            return listener.function_applied(cls, args, kwargs)
-        inside = True
-        try:
-            return listener.function_applied(cls, args, kwargs)
-        finally:
-            inside = False
 
     script_call = torch.jit.ScriptFunction.__call__
 
@@ -88,9 +75,9 @@ def patched(listener: Listener) -> Iterator[None]:
     torch.jit.ScriptFunction.__call__ = scripted  # type: ignore[method-assign]
     nn.Module.training = _Flag(listener)  # type: ignore[assignment]
     nn.Module.__call__ = call  # type: ignore[method-assign]
-    torch.autograd.Function.apply = classmethod(apply)
     try:
-        yield
+        with functions_patched(listener, thread):
+            yield
     finally:
         torch.distributions.Distribution.set_default_validate_args(validate)
         torch.autocast.__enter__ = autocast_enter  # type: ignore[method-assign]
@@ -98,4 +85,3 @@ def patched(listener: Listener) -> Iterator[None]:
         torch.jit.ScriptFunction.__call__ = script_call  # type: ignore[method-assign]
         del nn.Module.training
         nn.Module.__call__ = module_call  # type: ignore[method-assign]
-        torch.autograd.Function.apply = function_apply

@@ -35,6 +35,12 @@ class UnitRange:
             if outcome is not None:
                 self._decided[id(out)] = (out, outcome)
 
+    def same(self, source: torch.Tensor, copied: torch.Tensor) -> torch.Tensor:
+        """A copy has the range of its source."""
+        if id(source) in self._unit:
+            self._unit[id(copied)] = copied
+        return copied
+
     def proven(self, tensor: torch.Tensor) -> bool | None:
         found = self._decided.get(id(tensor))
         return None if found is None else found[1]

@@ -7,10 +7,12 @@ traceable. What cannot be recorded faithfully raises `Unrecordable` with the mod
 
 from __future__ import annotations
 
-import enum
 import operator
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
+from itertools import takewhile
 from typing import Any
 
 import torch
@@ -18,18 +20,22 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 
-from lpcompile.passes.capture.record.caches import holds_fake
+from lpcompile.passes.capture.record import draws
+from lpcompile.passes.capture.record.caches import refuse_closed
 from lpcompile.passes.capture.record.graph_writer import GraphWriter
 from lpcompile.passes.capture.record.leaves import is_leaf
 from lpcompile.passes.capture.record.observer import Observation, Observer, storage_key
-from lpcompile.passes.capture.record.operations import TENSOR_HOOKS, VALUE_READS, operation, reads_size
+from lpcompile.passes.capture.record.operations import VALUE_READS, is_no_step, operation, reads_size
 from lpcompile.passes.capture.record.patches import AutocastRegion, patched
 from lpcompile.passes.capture.record.provable import UnitRange
-from lpcompile.passes.capture.record.refusal import ModuleTrail, Unrecordable
+from lpcompile.passes.capture.record.refusal import SIZED_BY_DATA, ModuleTrail
 from lpcompile.passes.capture.record.shadow import Shadow, fake_tensor
 from lpcompile.passes.capture.record.values import may_hold, numbers, stand_in
-from lpcompile.passes.graph.calls import Apply, Script
-from lpcompile.passes.graph.tree import SCALARS, Tree, flatten
+from lpcompile.passes.capture.switches import Branches, is_drawn
+from lpcompile.passes.graph.calls import Apply, Chosen, Draw, Script, structure_of
+from lpcompile.passes.graph.mutation import Snapshot, changes, snapshot
+from lpcompile.passes.graph.own_generators import draws_seen
+from lpcompile.passes.graph.tree import Tree, flatten
 from lpcompile.passes.graph.untouched import python_rng_state, rng_state, set_rng_state
 
 
@@ -40,7 +46,8 @@ class Recorder(TorchFunctionMode):
     """
 
     def __init__(self, shadow: Shadow, kept_whole: frozenset[str] = frozenset(), specialise: bool = False,
-                 watch_random: bool = False) -> None:  # fmt: skip
+                 watch_random: bool = False, branches: Branches | None = None,
+                 choosers: Sequence[draws.Chooser] = ()) -> None:  # fmt: skip
         super().__init__()
         self.shadow, self.kept_whole, self.specialise = shadow, kept_whole, specialise
         self.autocasts: list[AutocastRegion] = []  # the regions that forward is inside of
@@ -48,9 +55,13 @@ class Recorder(TorchFunctionMode):
         self.writer = GraphWriter(shadow, self.trail, self.autocasts)
         self.graph, self.constants = self.writer.graph, self.writer.constants
         self.reads_training = self.reads_sizes = False
-        self.watch_random = watch_random
+        self.watch_random, self.branches, self.choosers = watch_random, branches, choosers
+        self.drawing_files: list[str] = []  # whose code drew from Python's generator, if watched
         self.random_path: str | None = None  # the innermost module that drew from Python's generators
+        self._held: dict[str, Snapshot] = {}  # attributes of the modules that stay whole, after their last call
+        self._in_own_leaf = False  # inside a layer that is not of torch.nn
         self._paused = False
+        self._grad = True  # grad mode of forward itself: torch switches it off inside an autograd Function
         self._observer = Observer()
         self._ranges = UnitRange()
 
@@ -65,24 +76,25 @@ class Recorder(TorchFunctionMode):
             if key is not None:
                 self._observer.kept.add(key)
                 self.writer.name_storage(key, name)
+        self._held = {path: snapshot(self.shadow.root.get_submodule(path)) for path in self.kept_whole}
         with ExitStack() as stack:
             stack.enter_context(torch.enable_grad())
             stack.enter_context(patched(self))
+            stack.enter_context(draws_seen(self.shadow.root, draws.files_of(self.shadow.root)))
+            if self.branches is not None:
+                stack.enter_context(draws.draws_patched(self, self.shadow.root, self.choosers))
             if self.shadow.fake_mode is not None:
                 stack.enter_context(self.shadow.fake_mode)
             stack.enter_context(self._observer.saved_hooks)
             stack.enter_context(self._observer)
             stack.enter_context(self)
+            if self.watch_random:
+                self.drawing_files = stack.enter_context(draws.draws_watched())
             out = call(self.shadow.root)
         if self.trail.refused is not None:
             raise self.trail.refused
         leaves, tree = flatten(out)
-        if not leaves:
-            raise Unrecordable("", f"the output holds no tensor that can be found: it is {tree}", "")
-        closed = [c for c in tree.constants if not isinstance(c, (*SCALARS, enum.Enum, type, nn.Module))]
-        if any(hasattr(c, "__next__") or holds_fake(c, 3) for c in closed):
-            kinds = ", ".join(sorted({type(c).__name__ for c in closed}))
-            raise Unrecordable("", f"the output holds tensors inside an object that cannot be opened ({kinds})", "")
+        refuse_closed(leaves, tree)
         self.writer.output(leaves)
         return tree
 
@@ -92,22 +104,38 @@ class Recorder(TorchFunctionMode):
         path = self.shadow.path_of(module)
         if self._paused:
             return call()
-        if not path or not (path in self.kept_whole or is_leaf(module)):
+        if not path or not (path in self.kept_whole or (is_leaf(module) and self.shadow.has_weights_of(module))):
             return self._trace_through(path, call)
+        self._refuse_set_from_outside(path, module)
+        own = not type(module).__module__.startswith("torch.nn.")
+        self._in_own_leaf = own
+        if own and any(isinstance(m, torch.jit.ScriptModule) for m in module.modules()):
+            self.reads_training = True  # where no one sees it
         self.trail.stack.append(path)
         generators = rng_state() if self.watch_random else None
         try:
             out, seen = self._observe(lambda: self._call_whole(path, call, args, kwargs))
         finally:
             self.trail.stack.pop()
+            if path in self._held:
+                self._held[path] = snapshot(module)
             if generators is not None:  # a leaf draws again at every call
                 set_rng_state(generators)
         if not self.specialise and numbers(out):
             raise self.trail.refuse(f"{path} returns a Python number, which its caller may use")
-        node = self.writer.emit("call_module", path, args, kwargs, out, seen, path=path)
-        if not type(module).__module__.startswith("torch.nn."):
+        structure = structure_of(out) if own and isinstance(out, (list, tuple, dict)) else ""
+        node = self.writer.emit("call_module", path, args, kwargs, out, seen, path=path, structure=structure)
+        if own:
             self.writer.bind_kept(path, module, node)
         return out
+
+    def _refuse_set_from_outside(self, path: str, module: nn.Module) -> None:
+        """A layer that stays whole replays what its forward does to its attributes, not what its caller does."""
+        for change in changes(self._held[path], module, set()) if path in self._held else ():
+            name = ".".join(filter(None, (path, change.path, change.attribute)))
+            raise self.trail.refuse(
+                f"forward sets {name}, an attribute of a module that stays whole, before it calls it"
+            )
 
     def _call_whole(self, path: str, call: Callable[[], Any], args: Any, kwargs: Any) -> Any:
         """Run a leaf. A module that reads the values of its tensors runs on real stand-ins, which give its shapes."""
@@ -152,9 +180,28 @@ class Recorder(TorchFunctionMode):
         self.writer.emit("call_function", call, args, kwargs, out, seen)
         return out
 
+    def function_ran(self, function: type[torch.autograd.Function], args: Any, forward: Callable[[], Any]) -> Any:
+        """The same for a function applied by an alias of its `apply`: torch is running its forward, without gradients,
+        and gives the result a gradient afterwards."""
+        if self._paused:
+            return forward()
+        out, seen = self._observe(forward)
+        gradients = self._grad
+        trained = gradients and any(t.requires_grad for t in flatten(args)[0])
+        last = next(iter(reversed(self.graph.nodes)))
+        with torch.set_grad_enabled(gradients):
+            self.writer.emit("call_function", Apply(function), args, {}, out, seen)
+        self._grad = gradients
+        for node in takewhile(lambda n: n is not last, reversed(self.graph.nodes)):
+            spec = node.meta.get("spec")
+            if trained and spec is not None and spec.is_float and node.op != "get_attr":
+                node.meta["spec"] = replace(spec, requires_grad=True)
+        return out
+
     def flag_read(self) -> None:
-        """Traced code read `training`, so evaluation may be another graph; a leaf reads it live."""
-        self.reads_training = self.reads_training or not self._paused
+        """Traced code read `training`, so evaluation may be another graph. A leaf reads it live, but one that is not of
+        torch.nn may return something else then."""
+        self.reads_training = self.reads_training or not self._paused or self._in_own_leaf
 
     def script_called(self, function: Any, call: Callable[[], Any], args: Any, kwargs: Any) -> Any:
         """A TorchScript function is one node: its executor runs different operators at the first and later calls."""
@@ -163,6 +210,31 @@ class Recorder(TorchFunctionMode):
         out, seen = self._observe(call)
         self.writer.emit("call_function", Script(function), args, kwargs, out, seen)
         return out
+
+    def number_drawn(self, name: str, draw: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """A number of Python's or numpy's generator is a node; what reads it finds a branch.
+
+        Integers are floats, too: a product with one is then computed as Python would."""
+        if self._paused:
+            return draw(*args, **kwargs)
+        number = self._drawn(Draw(name), (), torch.float64, args, kwargs)
+        if name in draws.UNIT:
+            self._ranges.note("rand", (), {}, number)
+        return number
+
+    def layers_chosen(self, function: Callable[..., Any], layers: Any, args: Any, kwargs: Any) -> Any:
+        """A choice of layers is a node with a truth value for each."""
+        if self._paused:
+            return function(layers, *args, **kwargs)
+        arguments = (len(layers), *args)
+        return draws.Picked(layers, self._drawn(Chosen(function), (len(layers),), torch.bool, arguments, kwargs))
+
+    def _drawn(self, target: Any, shape: tuple[int, ...], dtype: torch.dtype, args: Any, kwargs: Any) -> torch.Tensor:
+        number: torch.Tensor
+        number, seen = self._observe(lambda: torch.empty(shape, dtype=dtype))
+        seen.random = True
+        self.writer.emit("call_function", target, args, kwargs, number, seen)
+        return number
 
     def _observe(self, call: Callable[[], Any]) -> tuple[Any, Observation]:
         self._observer.begin()
@@ -182,6 +254,8 @@ class Recorder(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         if self._paused:
             return func(*args, **kwargs)
+        if name == "_set_grad_enabled":
+            self._grad = bool(args[0])
         if name in VALUE_READS:
             return self._read(func, name, args, kwargs)
         if reads_size(func, name):
@@ -189,11 +263,11 @@ class Recorder(TorchFunctionMode):
         if any(type(a).__name__ == "ndarray" for a in (*args, *kwargs.values())):
             with _disable_current_modes():
                 return func(*args, **kwargs)  # a constant: it enters the graph where it is used
-        if name in TENSOR_HOOKS:
-            raise self.trail.refuse(f"forward calls {name}() on a tensor")
+        if is_no_step(func, name):
+            raise self.trail.refuse(is_no_step(func, name))
         out, seen = self._observe(lambda: func(*args, **kwargs))
         if seen.sized_by_data and not self.specialise:
-            raise self.trail.refuse("the shape of a result depends on the values in a tensor")
+            raise self.trail.refuse(SIZED_BY_DATA)
         tensors = [out] if isinstance(out, torch.Tensor) else flatten(out)[0] if may_hold(out) else []
         if not tensors:
             if name == "__setitem__":
@@ -213,8 +287,18 @@ class Recorder(TorchFunctionMode):
         if proven is not None:
             return proven
         if not self.specialise and any(self.writer.varies(t) for t in tensors):
+            flag = self.writer.node_of(tensors[0])
+            drawn = name in ("__bool__", "item") and flag is not None and is_drawn(flag)
+            if drawn and flag is not None and self.branches is not None:
+                if name == "__bool__" or tensors[0].dtype == torch.bool:
+                    return self.branches.read(flag, self.trail.path)
+                with self:
+                    return self._ranges.same(tensors[0], tensors[0].reshape(()).double())  # what reads it is a branch
             reason = "what it does next depends on the values in a tensor (an if, a loop or a size): Python reads it"
-            raise self.trail.refuse(f"{reason} with {name.strip('_')}()")
+            refusal = self.trail.refuse(f"{reason} with {name.strip('_')}()")
+            refusal.drawn = drawn
+            refusal.chooser = draws.chooser_of(sys._getframe(), self.shadow.root) if drawn else None
+            raise refusal
         return self._observe(lambda: func(*args, **kwargs))[0]
 
     def _set_attribute(self, func: Any, args: Any, seen: Observation) -> None:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from lpcompile.passes.capture.record.values import source_line
+
+SIZED_BY_DATA = "the shape of a result depends on the values in a tensor"
 
 
 class Unrecordable(Exception):
@@ -12,6 +16,8 @@ class Unrecordable(Exception):
         super().__init__(reason)
         self.path, self.reason, self.source, self.remedy = path, reason, source, remedy
         self.also: list[Unrecordable] = []  # others found in the same recording
+        self.drawn = False  # Python reads a value made of random draws alone: perhaps a layer that is skipped at random
+        self.chooser: Any = None  # the function that forward called with its layers and that read the value
         self.stray = False  # a tensor of unknown origin: perhaps from a cache that an earlier recording filled
 
 

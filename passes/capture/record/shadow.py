@@ -32,10 +32,6 @@ class Shadow:
         self._originals: dict[int, torch.Tensor] = {}
         memo: dict[int, Any] = {}
         for name, tensor in named_tensors(model):
-            if torch.nn.parameter.is_lazy(tensor):
-                raise CaptureError(
-                    f"{name} is a lazy parameter without a shape; run the model once on a batch, then compile it"
-                )
             self._names.setdefault(id(tensor), name)
             if fake_mode is not None and id(tensor) not in memo:
                 if id(tensor) not in fakes:
@@ -64,6 +60,12 @@ class Shadow:
 
     def path_of(self, module: nn.Module) -> str | None:
         return self._paths.get(id(module))
+
+    def has_weights_of(self, module: nn.Module) -> bool:
+        """Not while `torch.func.functional_call` lends a layer other tensors for one call: its steps are recorded."""
+        if isinstance(module, torch.jit.ScriptModule):  # it gives its parameters as other objects at every call
+            return True
+        return all(self.name_of(p) is not None for p in module.parameters())
 
 
 def named_tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:

@@ -2,6 +2,8 @@
 
 stage: the rank's own stage. boundary: λ, ψ, κ and AuxNets. end_of_step: gradients and optimizers. Heads are in
 `runtime.penalty`, offers and draws in `runtime.comm`, weight stashing in `versions`.
+
+Imports core and the other rooms of the runtime.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ Handler = Callable[[Worker, Instruction, int], Iterator[None] | None]  # the ite
 
 HANDLERS: dict[str, Handler] = {
     "stash": versions.stash,
+    "predict": versions.predict,
     "forward": stage.forward,
     "replay": stage.replay,
     "backward": stage.backward,

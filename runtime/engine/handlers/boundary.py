@@ -12,7 +12,9 @@ from lpcompile.core.schedule import Instruction
 from lpcompile.runtime.engine import versions
 from lpcompile.runtime.engine.handlers.end_of_step import stash_tied
 from lpcompile.runtime.engine.worker import Worker
-from lpcompile.runtime.penalty import collapse, psi
+from lpcompile.runtime.health import collapse
+from lpcompile.runtime.health.advice import advice
+from lpcompile.runtime.penalty import psi
 from lpcompile.runtime.penalty.kappa import rows
 from lpcompile.runtime.penalty.stores import Store
 
@@ -60,7 +62,17 @@ def penalize(w: Worker, item: Instruction, slot: int) -> None:
     if w.betas[k].rule.kind == "relative":
         w.sizes[k, slot] = [X.norm() for X in Xs]
     if w.look:
-        collapse.check(w.settings.collapse, w.varied, w.rank, k, w.step, {"λ": lams, "X": Xs})
+        note_collapse(w, k, collapse.check(w.varied, w.rank, k, w.step, {"λ": lams, "X": Xs}))
+
+
+def note_collapse(w: Worker, k: int, said: str) -> None:
+    """Remember that values of boundary k no longer vary, for the ranks to re-couple; or, without that, fail."""
+    if not said:
+        w.collapsed.pop(k, None)
+    elif w.method.aux == "auxnet" and w.settings.recouple:
+        w.collapsed[k] = said
+    else:
+        collapse.fail(w.settings.collapse, said, advice(w.method, "constant"))
 
 
 def terms(w: Worker, item: Instruction, k: int, slot: int) -> Terms:
@@ -87,14 +99,16 @@ def correct(w: Worker, item: Instruction, slot: int) -> None:
 
 
 def distil(w: Worker, item: Instruction, slot: int) -> None:
-    """One backward through the AuxNet with g: the gradient step of a regression on the corrected λ."""
+    """One backward through the AuxNet with g, as in the recursive form; or, with distil="target", Algorithm 1
+    in two steps: λ moves by -η g, and the AuxNet takes a step on |λ - AuxNet|², whose gradient is 2 η g."""
     k = item.boundary
     if any(ref.kind == "aux" for ref in item.reads):
         made, weights = w.values["aux", k, slot]
     else:
         with w.statistics_kept(w.auxnets[k].module):
             made, weights = w.run_aux(k, slot), versions.now(w.aux_trained[k])
-    gradients = times(w.rescale(slot), w.values["g", k, slot])
+    share = 2 * w.learning_rate(w.settings.lam_lr) if w.settings.distil == "target" else 1.0
+    gradients = times(share * w.rescale(slot), w.values["g", k, slot])
     pairs = [(t, g) for t, g in zip(w.pick(k, made), gradients, strict=True) if t.requires_grad]
     if pairs:
         with versions.put(w.aux_trained[k], weights):

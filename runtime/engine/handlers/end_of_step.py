@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lpcompile.core.schedule import Instruction
 from lpcompile.runtime.engine import versions
+from lpcompile.runtime.engine.update import InfiniteGradientError
 from lpcompile.runtime.engine.worker import Worker
+from lpcompile.runtime.health import collapse
 
 
 def stash_tied(w: Worker) -> None:
@@ -55,11 +57,27 @@ def norm(w: Worker, item: Instruction, slot: int) -> Iterator[None]:
 def step(w: Worker, item: Instruction, slot: int) -> Iterator[None]:
     """Optimizers step. In one process a tied parameter is one tensor: other ranks wait until it has stepped."""
     if w.apply:
-        with versions.apart(w):
-            w.updater.apply(w.norms)
+        before = versions.now(w.updater.parameters)
+        try:
+            with versions.apart(w):
+                w.updater.apply(w.norms, w.look)
+        except InfiniteGradientError as error:
+            what = f"the gradient of {name_of(w, error.parameter)} is not finite"
+            collapse.fail("stop", f"{collapse.place(w.step, w.rank, None)}: {what}", collapse.INFINITE)
+        if w.ahead:
+            versions.look_ahead(w, before)
     if w.shared:
         for name in w.tied:
             yield from gather(w, f"stepped {name}", w.owners[name], torch.zeros(()))
+
+
+def name_of(w: Worker, parameter: nn.Parameter) -> str:
+    """A parameter's name: in the model, or in the network beside the stage that has it."""
+    nets = {"": w.stage.module} | {f"AuxNet {k}'s ": net.module for k, net in w.auxnets.items()}
+    nets |= {f"κ-network {k}'s ": module for k, module in w.kappanets.items()}
+    nets |= {f"head part {i}'s ": m for i, m in enumerate(w.head.modules if w.head is not None else ())}
+    found = (f"{whose}{n}" for whose, m in nets.items() for n, p in m.named_parameters() if p is parameter)
+    return next(found, "a parameter of the loss")
 
 
 def gather(w: Worker, name: str, ranks: Sequence[int], tensor: Tensor) -> Generator[None, None, list[Tensor]]:
@@ -67,4 +85,5 @@ def gather(w: Worker, name: str, ranks: Sequence[int], tensor: Tensor) -> Genera
     while found is None:
         yield
         found = w.transport.gather(w.rank, name, ranks, tensor)
+    w.progress += 1  # an instruction may gather several times: a rank that has met the others has moved
     return found

@@ -6,12 +6,14 @@ Features replay (`fr`) is a forward that leaves no graph, and the same forward a
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from lpcompile.core.schedule import Instruction
 from lpcompile.core.split_backward import input_part, weight_part
+from lpcompile.errors import TrainingError
 from lpcompile.runtime.engine import memory, versions
 from lpcompile.runtime.engine.handlers.boundary import feel, terms, times
 from lpcompile.runtime.engine.handlers.end_of_step import stash_tied
@@ -28,7 +30,7 @@ def forward(w: Worker, item: Instruction, slot: int) -> None:
     leaves = w.pick(w.rank, lams) if lams else ()
     if loss is not None:
         batch = w.batches[slot]
-        w.note("loss", loss.detach(), batch.weight)
+        w.note("loss", loss.detach() * batch.summed if batch.summed > 1 else loss.detach(), batch.weight)
         weight = w.weight(slot)
         w.values["graph", w.rank, slot] = (leaves, loss if weight == 1.0 else loss * weight)
     else:
@@ -68,7 +70,7 @@ def backward(w: Worker, item: Instruction, slot: int) -> None:
     """The stage's backward, from the loss or from the method's adjoint at X_{k+1} (of d, p and κ)."""
     leaves, ends = w.values["graph", w.rank, slot]
     factor = w.rescale(slot)
-    with versions.held(w, slot):
+    with versions.held(w, slot), hooks_explained(w):
         if w.last and w.method.heads and not ends.requires_grad:
             pass  # a stage without parameters, and no gradient goes further down
         elif w.last:
@@ -77,6 +79,7 @@ def backward(w: Worker, item: Instruction, slot: int) -> None:
             given = terms(w, item, w.rank + 1, slot)
             feel(w, w.rank + 1, slot, given)
             seeds = times(factor, w.method.adjoint(given))
+            note_norm(w, f"gradient {w.rank + 1}", seeds, slot)
             pairs = [(end, seed) for end, seed in zip(ends, seeds, strict=True) if end.requires_grad]
             if pairs:
                 torch.autograd.backward([end for end, _ in pairs], [seed for _, seed in pairs])
@@ -87,6 +90,30 @@ def backward(w: Worker, item: Instruction, slot: int) -> None:
     if item.writes:
         found = tuple(torch.zeros_like(t) if t.grad is None else t.grad for t in leaves)
         w.values["p", w.rank, slot] = times(1 / factor, found)
+        note_norm(w, f"p {w.rank}", found, slot)
+
+
+@contextlib.contextmanager
+def hooks_explained(w: Worker) -> Iterator[None]:
+    """A hook may expect each backward right after its forward, which is not so with several micro-batches."""
+    try:
+        yield
+    except Exception as error:
+        hooked = next((n for n, m in w.stage.module.named_modules() if m._backward_hooks), None)
+        if hooked is None or len(w.batches) < 2:
+            raise
+        raise TrainingError(
+            f"backward of stage {w.rank} fails while {len(w.batches)} micro-batches are in flight "
+            f"({type(error).__name__}: {error}); {hooked} has a backward hook, which may expect each backward "
+            f"right after its forward: train with method='bp', or remove the hook"
+        ) from error
+
+
+def note_norm(w: Worker, name: str, gradients: Sequence[Tensor], slot: int) -> None:
+    """In a step that is checked: the size of a gradient at a boundary, for one sample's weight."""
+    if w.look and w.method.aux and not w.method.exact and gradients:
+        size = torch.stack([g.detach().float().norm() for g in gradients]).norm()
+        w.note(name, size / (w.weight(slot) * w.rescale(slot)), w.batches[slot].weight)
 
 
 def backward_input(w: Worker, item: Instruction, slot: int) -> None:
@@ -97,7 +124,7 @@ def backward_input(w: Worker, item: Instruction, slot: int) -> None:
     pairs = [(end, seed) for end, seed in zip(ends, seeds, strict=True) if end.requires_grad]
     # else each group of weights would recompute the whole stage; and compiled code cannot be split
     together = w.settings.recomputes(w.rank) or w.settings.compile
-    found, groups = input_part(pairs, leaves, weights(w), together)
+    found, groups = input_part(pairs, leaves, weights(w), together, w.put_off)
     w.values["graph", w.rank, slot] = groups
     gradients = zip(leaves, found, strict=True)
     w.values["p", w.rank, slot] = tuple(torch.zeros_like(t) if g is None else g for t, g in gradients)
@@ -107,7 +134,7 @@ def backward_input(w: Worker, item: Instruction, slot: int) -> None:
 
 def backward_weight(w: Worker, item: Instruction, slot: int) -> None:
     """Weight gradients that `backward_input` left."""
-    weight_part(weights(w), w.values["graph", w.rank, slot])
+    weight_part(w.values["graph", w.rank, slot])
     w.values["graph", w.rank, slot] = None
     w.graph_bytes.pop(slot, None)
     stash_tied(w)

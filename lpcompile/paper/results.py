@@ -1,0 +1,97 @@
+"""Our rows with their records: accuracy over seeds, curves, speedups, and why a row has none."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from lpcompile.paper.experiments import TableRow
+from lpcompile.paper.printed import BY_KEY, Printed
+from lpcompile.study.config import PLAIN
+from lpcompile.study.times import MEASURED, time_key
+
+PREDICTED = "predicted"
+
+
+@dataclass
+class Result:
+    """A row of our table. accuracy: of each seed that is done; rho_kind: "measured" or "predicted"."""
+
+    name: str
+    printed: Printed | None
+    wanted: int
+    plain: bool
+    K: int
+    accuracy: list[float] = field(default_factory=list)
+    recalibrated: list[float] = field(default_factory=list)
+    curves: list[list[Mapping[str, Any]]] = field(default_factory=list)
+    rho: float | None = None
+    rho_kind: str = ""
+    formula: float | None = None  # ρ by the paper's formula
+    share: float | None = None  # of AuxNets in their stages
+    exact: float = 0.0  # share of a decoupled run's steps that were exact
+    failed: int = 0  # runs that ended with an error
+    why: str = ""  # it failed, or is not done
+    note: str = ""
+
+    @property
+    def mean(self) -> float | None:
+        return statistics.mean(self.accuracy) if self.accuracy else None
+
+    @property
+    def spread(self) -> float:
+        """Largest minus smallest accuracy over seeds."""
+        return max(self.accuracy) - min(self.accuracy) if self.accuracy else 0.0
+
+    def curve(self, name: str) -> tuple[list[float], list[float]]:
+        """Epochs, and the mean over seeds of "train loss", "violation" or "accuracy"."""
+        values: dict[float, list[float]] = {}
+        for curve in self.curves:
+            for point in curve:
+                if point.get(name) is not None:
+                    values.setdefault(point["epoch"], []).append(point[name])
+        return list(values), [statistics.mean(of) for of in values.values()]
+
+
+def results(
+    key: str, rows: Sequence[TableRow], found: Mapping[str, Mapping[str, Any]], times: Mapping[str, Mapping[str, Any]]
+) -> list[Result]:
+    """found: records by key of their run; times: by `time_key`."""
+    printed = {column.name: column for column in BY_KEY[key].columns} if key in BY_KEY else {}
+    return [_result(row, printed.get(row.printed), found, times) for row in rows]
+
+
+def _result(
+    row: TableRow,
+    printed: Printed | None,
+    found: Mapping[str, Mapping[str, Any]],
+    times: Mapping[str, Mapping[str, Any]],
+) -> Result:
+    if not row.runs:
+        return Result(row.name, printed, 0, False, 0, why=row.note)
+    first = row.runs[0]
+    result = Result(row.name, printed, len(row.runs), first.entry.method == PLAIN, first.K, note=row.note)
+    records = [found[run.key] for run in row.runs if run.key in found]
+    for record in records:
+        if "error" in record:
+            result.why, result.failed = record["error"].splitlines()[0], result.failed + 1
+            continue
+        result.accuracy.append(record["accuracy"])
+        result.curves.append(record["curve"])
+        if "recalibrated accuracy" in record:
+            result.recalibrated.append(record["recalibrated accuracy"])
+        if record.get("aux"):
+            result.share = statistics.mean(a["share"] for a in record["aux"])
+        result.formula = record.get("formula")
+        result.exact += record.get("exact", 0.0) / len(records)
+        if "rho" in record.get("simulated", {}):
+            result.rho, result.rho_kind = record["simulated"]["rho"], PREDICTED
+    timed = times.get(time_key(first.network, first.entry, first.K, first.size))
+    if timed is not None and "rho" in timed:
+        result.rho, result.rho_kind = timed["rho"], MEASURED if timed["kind"] == MEASURED else PREDICTED
+        result.formula = timed.get("formula", result.formula)
+    if not records:
+        result.why = "not run yet"
+    return result

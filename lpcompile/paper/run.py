@@ -1,0 +1,64 @@
+"""All runs of some tables, by the study's loop, and their results."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
+
+from lpcompile.paper.experiments import ABLATION, Experiments, TableRow
+from lpcompile.paper.printed import BY_KEY
+from lpcompile.paper.results import Result, results
+from lpcompile.paper.speeds import time_all
+from lpcompile.paper.train_run import train_run
+from lpcompile.study import records
+from lpcompile.study.config import RunSpec
+from lpcompile.study.data import data_name, decode
+from lpcompile.study.pool import run_all
+
+CLASSES = 1000  # the networks have as many outputs as the data have classes
+
+
+def run_tables(experiments: Experiments, keys: Sequence[str], folder: Path, jobs: int = 1, times: bool = False) -> None:
+    """Run what is not in the folder yet: of all tables the first seed, then the next."""
+    rows: dict[str, list[TableRow]] = {}
+    for key in keys:
+        rows.setdefault(experiments.of(key).data, []).extend(row for row in experiments.rows(key) if row.runs)
+    with records.locked(folder):
+        for data, some in rows.items():
+            if times:
+                time_all([row.runs[0] for row in some], folder)
+                continue
+            decode(folder, data, experiments.scale.size, CLASSES)
+            run_all(in_order(some), data, folder, jobs, run=train_run)
+
+
+def in_order(rows: Sequence[TableRow]) -> list[RunSpec]:
+    """Each run once; second seeds come after all first ones."""
+    by_seed = itertools.zip_longest(*(row.runs for row in rows))
+    return list({run.key: run for runs in by_seed for run in runs if run is not None}.values())
+
+
+def tables_of(experiments: Experiments, keys: Sequence[str], folder: Path) -> dict[str, list[Result]]:
+    """The tables in the order of the paper."""
+    found = records.results(folder)
+    times = {t["key"]: t for t in records.read(folder / records.TIMES)}
+    return {key: results(key, experiments.rows(key), found, times) for key in (*BY_KEY, ABLATION) if key in keys}
+
+
+def about(experiments: Experiments, keys: Sequence[str], folder: Path) -> str:
+    """Where the numbers of these tables come from."""
+    scale, known = experiments.scale, records.results(folder)
+    wanted = in_order([row for key in keys for row in experiments.rows(key)])
+    found = [known[run.key] for run in wanted if run.key in known]
+
+    def of(name: str) -> str:
+        return ", ".join(sorted({str(r.get(name, "unknown")) for r in found})) or "–"
+
+    hours = sum(r.get("cpu_seconds", 0.0) for r in found) / 3600
+    return (
+        f"Scale {scale.name}: {scale.images} images of {scale.size} px from {data_name(experiments.data)}, "
+        f"{scale.epochs} epochs, batches of {scale.batch}, SGD with a cosine from {scale.lr:g}, {scale.seeds} seeds, "
+        f"final accuracy on {scale.evaluated} test images. {len(found)} of {len(wanted)} runs, {hours:.1f} core hours; "
+        f"commit {of('commit')}; {of('machine')}; torch {of('torch')}; {of('date')}."
+    )

@@ -1,0 +1,58 @@
+"""Why a plan is uneven: the unit that cannot be divided, and the reason."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from lpcompile.core.plan import Plan
+from lpcompile.core.tables import uncertainty
+from lpcompile.passes.capture.captured import Captured
+from lpcompile.passes.graph.liveness import liveness
+from lpcompile.passes.split.cuts import cuts
+from lpcompile.passes.split.units import Unit
+
+UNEVEN = 1.5  # largest stage over the mean above which a plan is reported
+UNSURE = 0.5  # spread of a stage over its cost from which the plan is reported as unsure
+
+
+def how_unsure(plan: Plan) -> str:
+    """One line for the user where measurements vary as much as what they measure, else ""."""
+    off = uncertainty(plan)
+    if off < UNSURE:
+        return ""
+    return (
+        f"the machine is busy: measured costs vary by {off:.0%}, and the plan may be off by as much; plan again when "
+        f"it is idle (cache=False, or --no-cache), or by counted costs (cost='flops')"
+    )
+
+
+def why_uneven(captured: Captured, units: list[Unit], plan: Plan) -> str:
+    """One line for the user, "" for a plan that is even enough."""
+    if plan.K < 2 or plan.imbalance <= UNEVEN:
+        return ""
+    costs = [u.forward + u.backward for u in plan.units]
+    largest = max(range(len(costs)), key=costs.__getitem__)
+    share = costs[largest] / (sum(costs) or 1.0)
+    head = f"the plan is uneven: the largest stage is {plan.imbalance:.2f} times the mean"
+    if share * plan.K < UNEVEN:
+        return f"{head}, and no other split is better for method {plan.method!r}; try another K"
+    return f"{head}, because {units[largest].name} is {share:.0%} of the work and stays in one piece: " + _reason(
+        captured, units[largest], plan.width
+    )
+
+
+def _reason(captured: Captured, unit: Unit, width: int) -> str:
+    """Why there is no cut inside a unit."""
+    live = liveness(captured._lp_graphs[True], captured._lp.model)
+    steps = live.steps[unit.first : unit.last + 1]
+    heaviest = max(steps, key=lambda n: n.meta["flops"] + n.meta["backward_flops"])
+    part = (heaviest.meta["flops"] + heaviest.meta["backward_flops"]) / max(
+        1, sum(n.meta["flops"] + n.meta["backward_flops"] for n in steps)
+    )
+    path = str(heaviest.meta["path"])
+    if part > 0.5:
+        notes = [n for n in captured._lp.notes if n.startswith(f"{path} is kept whole")]
+        return notes[0] if notes else f"{path} is a single layer"
+    inside = [c.reason for c in cuts(captured, max_width=width) if unit.first <= c.position < unit.last and c.reason]
+    reasons = Counter(reason.split("(")[0].strip() for reason in inside)
+    return reasons.most_common(1)[0][0] if reasons else "it has no inner position"

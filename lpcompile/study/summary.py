@@ -1,0 +1,217 @@
+"""The results of a study by model, method and K: accuracy beside plain training, cost, and which method to take."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from lpcompile.core.tables import size
+from lpcompile.draw.markdown import NO_VALUE, markdown
+from lpcompile.errors import UsageError
+from lpcompile.runtime.methods import METHODS
+from lpcompile.runtime.methods.recipe import main_phase, recipe_of
+from lpcompile.study.config import DDP, PLAIN, TUNING_SEED, RunSpec
+from lpcompile.study.times import MEASURED, SIMULATED, time_key
+
+COUNTED = "counted"  # ρ simulated from counted FLOPs: no step was timed
+MARKS = {MEASURED: "", SIMULATED: " s", COUNTED: " c"}
+NEAR, FAR = 0.5, 2.0  # points below plain training
+ANSWER_HEADERS = ["K", "what matters", "take", "points over plain", "what it costs"]
+
+
+@dataclass
+class StudyRow:
+    """A method on a model at a K, over its seeds. gaps: points above plain training of the same seed."""
+
+    model: str
+    entry: str
+    method: str
+    K: int
+    accuracy: list[float] = field(default_factory=list)
+    gaps: list[float] = field(default_factory=list)
+    curve: list[tuple[float, float]] = field(default_factory=list)  # epochs, mean accuracy on validation data
+    rho: float | None = None
+    kind: str = ""
+    step: float | None = None  # ms
+    per_epoch: int = 0  # steps
+    memory: int | None = None  # bytes, largest rank
+    sent: int | None = None  # bytes a step
+    late: float = 0.0
+    micro: int | None = None
+    said: str = ""
+    failed: int = 0
+    frontier: bool = False
+
+    @property
+    def mean(self) -> float:
+        return statistics.mean(self.accuracy)
+
+    @property
+    def gap(self) -> float | None:
+        return statistics.mean(self.gaps) if self.gaps else None
+
+    @property
+    def plain(self) -> bool:
+        return self.method == PLAIN
+
+    def seconds(self) -> list[float]:
+        """Wall-clock time at the points of the curve."""
+        each = (self.step or 0.0) * self.per_epoch / 1e3
+        return [epoch * each for epoch, _ in self.curve]
+
+
+def rows_of(found: Sequence[Mapping[str, Any]], times: Sequence[Mapping[str, Any]] = ()) -> list[StudyRow]:
+    """One row for each model, method and K, plain training first; runs that tuned an option are left out."""
+    found = [r for r in found if r["run"]["seed"] != TUNING_SEED]
+    specs = [RunSpec.from_json(r["run"]) for r in found]
+    timed = {t["key"]: t for t in times if "rho" in t}
+    plain = {(s.network.name, s.seed): r["accuracy"] for s, r in zip(specs, found, strict=True)
+             if s.entry.alone and "accuracy" in r}  # fmt: skip
+    rows: dict[tuple[str, str, int], StudyRow] = {}
+    curves: dict[tuple[str, str, int], dict[float, list[float]]] = {}
+    for spec, record in zip(specs, found, strict=True):
+        key = (spec.network.name, spec.entry.name, spec.K)
+        row = rows.setdefault(key, StudyRow(*key[:2], spec.entry.method, spec.K, per_epoch=spec.per_epoch))
+        row.said = row.said or record.get("error", "") or "; ".join(record["said"])
+        if "accuracy" not in record:
+            row.failed += 1
+            continue
+        row.accuracy.append(record["accuracy"])
+        if (spec.network.name, spec.seed) in plain and not row.plain:
+            row.gaps.append(record["accuracy"] - plain[spec.network.name, spec.seed])
+        for epoch, value in record["curve"]:
+            curves.setdefault(key, {}).setdefault(epoch, []).append(value)
+        _add_cost(row, record, timed.get(time_key(spec.network, spec.entry, spec.K, spec.size)))
+    for key, row in rows.items():
+        row.curve = [(epoch, statistics.mean(values)) for epoch, values in sorted(curves.get(key, {}).items())]
+    _add_plain_times(rows, timed, specs)
+    done = [row for row in rows.values()]
+    for row in done:
+        row.frontier = on_frontier(row, [other for other in done if (other.model, other.K) == (row.model, row.K)])
+    return sorted(done, key=lambda row: (list(dict.fromkeys(s.network.name for s in specs)).index(row.model), row.K))
+
+
+def _add_cost(row: StudyRow, record: Mapping[str, Any], timed: Mapping[str, Any] | None) -> None:
+    simulated = record.get("simulated", {})
+    row.memory, row.sent, row.late = simulated.get("memory"), simulated.get("sent"), simulated.get("late", 0.0)
+    row.micro = record.get("micro")
+    if timed is not None:
+        row.rho, row.kind, row.step = timed["rho"], timed["kind"], timed["step"]
+    elif row.plain:
+        row.rho = 1.0
+    elif "rho" in simulated:
+        row.rho, row.kind = simulated["rho"], COUNTED
+
+
+def _add_plain_times(rows: Mapping[Any, StudyRow], timed: Mapping[str, Any], specs: Sequence[RunSpec]) -> None:
+    """Plain training's step is measured beside every method; where it has no record of its own, theirs counts."""
+    for row in rows.values():
+        keys = [time_key(s.network, s.entry, s.K, s.size) for s in specs if s.network.name == row.model]
+        beside = [timed[key]["plain"] for key in keys if key in timed]
+        if row.plain and row.step is None and beside:
+            row.step = statistics.median(beside)
+
+
+def on_frontier(row: StudyRow, others: Sequence[StudyRow]) -> bool:
+    """Whether no other method is both faster and more accurate."""
+    if not row.accuracy or row.rho is None or row.plain:
+        return False
+    rivals = [o for o in others if o.accuracy and o.rho is not None and o is not row and not o.plain]
+    return not any(
+        o.mean >= row.mean and (o.rho or 0.0) >= row.rho and (o.mean, o.rho) != (row.mean, row.rho) for o in rivals
+    )
+
+
+def table_text(rows: Sequence[StudyRow]) -> str:
+    """All rows as one Markdown table, with notes on how to read it."""
+    headers = ["model", "K", "method", "test accuracy", "range", "over plain", "ρ", "memory", "sent a step", "late",
+               "seeds", "said"]  # fmt: skip
+    cells = [
+        [
+            row.model,
+            "" if row.plain else str(row.K),
+            f"**{row.entry}**" if row.frontier else row.entry,
+            f"{row.mean:.2f}" if row.accuracy else "failed",
+            f"{min(row.accuracy):.1f}-{max(row.accuracy):.1f}" if len(row.accuracy) > 1 else "",
+            f"{row.gap:+.2f}" if row.gap is not None else "",
+            f"{row.rho:.2f}{MARKS.get(row.kind, '')}" if row.rho is not None else NO_VALUE,
+            size(row.memory) if row.memory else NO_VALUE,
+            size(row.sent) if row.sent is not None else NO_VALUE,
+            f"{row.late:.2g}" if row.late else "",
+            f"{len(row.accuracy)}" + (f", {row.failed} failed" if row.failed else ""),
+            row.said.splitlines()[0][:60] if row.said else "",
+        ]
+        for row in rows
+    ]
+    return "\n\n".join([markdown(headers, cells), "\n".join(f"- {note}" for note in notes(rows))])
+
+
+def notes(rows: Sequence[StudyRow]) -> list[str]:
+    kinds = {row.kind for row in rows}
+    found = [
+        "over plain: points above plain training of the same seed, mean over seeds; **bold**: no other method at "
+        "that K is both faster and more accurate.",
+        "late: steps by which gradients are late, on the rank that is latest; memory: largest rank, of the plan.",
+    ]
+    said = {
+        MEASURED: "ρ: plain training's step over the method's, in processes of their own on one core each.",
+        SIMULATED: "ρ marked s: simulated from unit times that were measured on one core.",
+        COUNTED: "ρ marked c: simulated from counted FLOPs; no step was timed (run the study with --times).",
+    }
+    return found + [text for kind, text in said.items() if kind in kinds]
+
+
+def answers(rows: Sequence[StudyRow]) -> list[list[str]]:
+    """For every K: what to take if accuracy, speed, memory or the network matters most; means over all models."""
+    found = []
+    for K in sorted({row.K for row in rows if not row.plain}):
+        merged = _over_models([row for row in rows if row.K == K and not row.plain and row.method != DDP])
+        near, far = ([one for one in merged if one.gap >= -points] for points in (NEAR, FAR))
+        for what, choice, best, among in (
+            (f"accuracy (within {NEAR:g} of plain), then speed", near, lambda m: -m.rho, "ρ"),
+            (f"speed, up to {FAR:g} points", far, lambda m: -m.rho, "ρ"),
+            (f"memory, up to {FAR:g} points", far, lambda m: m.memory, "memory"),
+            ("a slow link: no rank waits for one above", [m for m in merged if m.no_wait], lambda m: -m.gap, "ρ"),
+        ):
+            if choice:
+                one = min(choice, key=best)
+                shown = f"ρ {one.rho:.2f}" if among == "ρ" else f"{size(one.memory)}, ρ {one.rho:.2f}"
+                found.append([str(K), what, one.entry, f"{one.gap:+.1f}", shown])
+    return found
+
+
+@dataclass(frozen=True)
+class Merged:
+    """A method at one K over all models that have it."""
+
+    entry: str
+    gap: float
+    rho: float
+    memory: float
+    no_wait: bool
+
+
+def _over_models(rows: Sequence[StudyRow]) -> list[Merged]:
+    """Only methods that ran on every model, so that means are of the same models."""
+    models = {row.model for row in rows}
+    found = []
+    for entry in dict.fromkeys(row.entry for row in rows):
+        mine = [row for row in rows if row.entry == entry and row.gap is not None and row.rho is not None]
+        if {row.model for row in mine} == models:
+            kind = METHODS[main_phase(recipe_of(mine[0].method)).method]
+            gap = statistics.mean(row.gap or 0.0 for row in mine)
+            rho = statistics.mean(row.rho or 0.0 for row in mine)
+            memory = statistics.mean(row.memory or 0 for row in mine)
+            found.append(Merged(entry, gap, rho, memory, kind.heads or bool(kind.aux)))
+    return found
+
+
+def answer_text(rows: Sequence[StudyRow]) -> str:
+    found = answers(rows)
+    if not found:
+        raise UsageError(
+            "no method has an accuracy beside plain training yet; run the study with plain among its methods"
+        )
+    return markdown(ANSWER_HEADERS, found)

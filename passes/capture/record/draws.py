@@ -1,0 +1,131 @@
+"""Random choices that Python code in forward reads: numbers of `random` and `numpy.random`, and functions that pick
+layers from a list."""
+
+from __future__ import annotations
+
+import random
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+# Functions of a generator that give one number, and the most arguments with which they do.
+DRAWS = {"random.random": 0, "random.uniform": 2, "random.gauss": 2, "random.randint": 2, "random.randrange": 3,
+         "random.normalvariate": 2, "random.betavariate": 2, "random.expovariate": 1, "random.triangular": 3,
+         "numpy.random.rand": 0, "numpy.random.random": 0, "numpy.random.random_sample": 0, "numpy.random.uniform": 2,
+         "numpy.random.normal": 2, "numpy.random.randint": 2, "numpy.random.randn": 0, "numpy.random.beta": 2,
+         "numpy.random.standard_normal": 0, "numpy.random.exponential": 1, "numpy.random.binomial": 2}  # fmt: skip
+UNIT = {"random.random", "numpy.random.rand", "numpy.random.random", "numpy.random.random_sample"}  # in [0, 1)
+Chooser = tuple[dict[str, Any], str]  # the namespace of a function and its name
+
+
+@contextmanager
+def draws_watched() -> Iterator[list[str]]:
+    """Gathers the files whose code draws from Python's generator. Type checkers such as beartype do, to look at a part
+    of a long list: that is no chance of the model."""
+    files: list[str] = []
+    draws = {random.random, random.getrandbits}  # all others call one of them
+
+    def seen(frame: FrameType, event: str, function: Any) -> None:
+        if event == "c_call" and function in draws:
+            files.append(frame.f_code.co_filename)
+
+    before = sys.getprofile()
+    sys.setprofile(seen)
+    try:
+        yield files
+    finally:
+        sys.setprofile(before)
+
+
+def by_type_checks(files: Sequence[str]) -> bool:
+    return bool(files) and all(file.startswith("<@beartype") for file in files)
+
+
+class DrawListener(Protocol):
+    def number_drawn(self, name: str, draw: Callable[..., Any], args: Any, kwargs: Any) -> Any: ...
+    def layers_chosen(self, function: Callable[..., Any], layers: Any, args: Any, kwargs: Any) -> Any: ...
+
+
+class Picked:
+    """The layers that are kept; each step of an iteration reads the flag of one layer. Without a length: to tell it
+    would read all flags at once."""
+
+    def __init__(self, layers: Sequence[Any], flags: torch.Tensor) -> None:
+        self.layers, self.flags = layers, flags
+
+    def __iter__(self) -> Iterator[Any]:
+        for index, layer in enumerate(self.layers):
+            if self.flags[index]:
+                yield layer
+
+
+def chooser_of(frame: FrameType | None, model: nn.Module) -> Chooser | None:
+    """The function that a module's forward called with a list of its layers, from a frame inside it."""
+    codes = {_code(type(m)) for m in model.modules()}
+    while frame is not None and frame.f_back is not None:
+        if frame.f_back.f_code in codes:
+            name = frame.f_code.co_name
+            function = frame.f_globals.get(name)
+            first = frame.f_locals.get(frame.f_code.co_varnames[0]) if frame.f_code.co_argcount else None
+            listed = isinstance(first, (nn.ModuleList, list)) and len(first) > 0
+            if getattr(function, "__code__", None) is frame.f_code and listed:
+                return frame.f_globals, name
+            return None
+        frame = frame.f_back
+    return None
+
+
+def _code(kind: type[nn.Module]) -> Any:
+    return getattr(kind.forward, "__code__", None)
+
+
+@contextmanager
+def draws_patched(listener: DrawListener, model: nn.Module, choosers: Sequence[Chooser]) -> Iterator[None]:
+    """Route draws of this thread through the listener, under the names by which the model's files know them."""
+    thread = threading.get_ident()
+    spaces = {id(vars(f)): vars(f) for f in files_of(model)}
+    patches: list[tuple[dict[str, Any], str, Any, Any]] = []
+    for draw, most in DRAWS.items():
+        owner, _, name = draw.rpartition(".")
+        if owner not in sys.modules:
+            continue
+        real = getattr(sys.modules[owner], name)
+
+        def number(*args: Any, draw: str = draw, real: Any = real, most: int = most, **kwargs: Any) -> Any:
+            if threading.get_ident() != thread or len(args) > most or "size" in kwargs:
+                return real(*args, **kwargs)
+            return listener.number_drawn(draw, real, args, kwargs)
+
+        patches.append((vars(sys.modules[owner]), name, real, number))
+        patches += [(s, n, real, number) for s in spaces.values() for n, value in s.items() if _same(value, real)]
+    for space, name in choosers:
+
+        def choose(layers: Any, *args: Any, real: Any = space[name], **kwargs: Any) -> Any:
+            if threading.get_ident() != thread:
+                return real(layers, *args, **kwargs)
+            return listener.layers_chosen(real, layers, args, kwargs)
+
+        patches.append((space, name, space[name], choose))
+    try:
+        for space, name, _, instead in patches:
+            space[name] = instead
+        yield
+    finally:
+        for space, name, real, _ in patches:
+            space[name] = real
+
+
+def files_of(model: nn.Module) -> list[Any]:
+    """The Python modules that define the classes of a model's modules."""
+    names = {kind.__module__ for m in model.modules() for kind in type(m).__mro__}
+    return [sys.modules[n] for n in names if n in sys.modules and not n.startswith(("torch.", "builtins"))]
+
+
+def _same(value: Any, real: Any) -> bool:
+    return type(value) is type(real) and value == real
