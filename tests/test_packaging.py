@@ -18,9 +18,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-DATA = (".css", ".html", ".js", ".json", ".typed")
 BUILT = ("lpcompile", "passes", "runtime", "pyproject.toml", "README.md", "LICENSE")
-WHERE = "import lpcompile; from lpcompile.passes.codegen import names; print(lpcompile.__file__, names.__file__)"
+WHERE = "import lpcompile; from lpcompile.passes.codegen.text import names; print(lpcompile.__file__, names.__file__)"
 
 
 def python(
@@ -85,8 +84,17 @@ def test_a_wheel_holds_passes_and_runtime_inside_lpcompile_and_nothing_else_at_t
         for folder in ("passes", "runtime")
         for path in (ROOT / folder).rglob("*.py")
     }
-    assert "lpcompile/passes/codegen/names.py" in expected and expected <= names
+    assert "lpcompile/passes/codegen/text/names.py" in expected and expected <= names
     assert {"lpcompile/py.typed", "lpcompile/models/resnet.py", "lpcompile/zoo/entry.py"} <= names
+
+
+def test_a_wheel_holds_every_module_and_data_file_of_lpcompile(wheel: Path) -> None:
+    top = ROOT / "lpcompile"
+    linked = [top / "passes", top / "runtime"]
+    files = [p for p in top.rglob("*") if p.is_file() and "__pycache__" not in p.parts]
+    expected = {p.relative_to(ROOT).as_posix() for p in files if not any(link in p.parents for link in linked)}
+    assert {"lpcompile/study/smoke.json", "lpcompile/report/report.js", "lpcompile/draw/page.css"} <= expected
+    assert expected <= contents(wheel), expected - contents(wheel)
 
 
 def test_a_wheel_made_from_the_source_archive_is_the_same(tree: Path, wheel: Path, tmp_path: Path) -> None:
@@ -102,7 +110,9 @@ def test_an_installed_wheel_imports_from_anywhere(wheel: Path, tmp_path: Path) -
     install = ("-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", str(target), str(wheel))
     python(*install, cwd=tmp_path)
     printed = python("-c", WHERE, cwd=tmp_path, path=target).stdout
-    assert printed.split() == [str(target / "lpcompile" / name) for name in ("__init__.py", "passes/codegen/names.py")]
+    assert printed.split() == [
+        str(target / "lpcompile" / name) for name in ("__init__.py", "passes/codegen/text/names.py")
+    ]
     for name in ("passes", "runtime"):
         assert fails_to_import(name, tmp_path, path=target)
 
@@ -118,14 +128,18 @@ def test_an_editable_install_follows_the_checkout_but_offers_no_bare_passes(tree
     with zipfile.ZipFile(editable) as archive:
         archive.extractall(site)  # all that an installer does with a pure wheel, short of the script
     printed = python("-c", WHERE, cwd=tmp_path, executable=executable).stdout
-    assert printed.split() == [str(tree / "lpcompile" / name) for name in ("__init__.py", "passes/codegen/names.py")]
+    assert printed.split() == [
+        str(tree / "lpcompile" / name) for name in ("__init__.py", "passes/codegen/text/names.py")
+    ]
     for name in ("passes", "runtime"):
         assert fails_to_import(name, tmp_path, executable)
 
 
 def test_a_bare_checkout_imports(tmp_path: Path) -> None:
     printed = python("-c", WHERE, cwd=tmp_path, path=ROOT).stdout
-    assert printed.split() == [str(ROOT / "lpcompile" / name) for name in ("__init__.py", "passes/codegen/names.py")]
+    assert printed.split() == [
+        str(ROOT / "lpcompile" / name) for name in ("__init__.py", "passes/codegen/text/names.py")
+    ]
 
 
 def test_import_brings_in_none_of_the_packages_that_only_some_commands_need(tmp_path: Path) -> None:
@@ -142,6 +156,13 @@ def test_import_adds_less_than_a_fifth_of_a_second_to_that_of_torch(tmp_path: Pa
     assert statistics.median(seconds) < 0.2, seconds
 
 
-def test_a_wheel_holds_what_pages_are_made_of(wheel: Path) -> None:
-    data = {path.relative_to(ROOT).as_posix() for path in (ROOT / "lpcompile").rglob("*") if path.suffix in DATA}
-    assert len(data) >= 7 and data <= contents(wheel)
+def test_a_wheel_holds_every_data_file(wheel: Path) -> None:
+    """Whatever is no Python and no README is read at run time: templates, styles, scripts, the mark of types."""
+    left = {".py", ".pyc", ".md"}
+    data = {
+        f"{prefix}{path.relative_to(ROOT).as_posix()}"
+        for folder, prefix in (("lpcompile", ""), ("passes", "lpcompile/"), ("runtime", "lpcompile/"))
+        for path in (ROOT / folder).rglob("*")
+        if path.is_file() and path.suffix not in left
+    }
+    assert len(data) >= 7 and data <= contents(wheel), data - contents(wheel)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -12,6 +11,7 @@ from torch import nn
 import lpcompile
 from lpcompile import models
 from lpcompile.errors import InputError, PlanError, UsageError
+from tests.fresh_python import printed
 
 
 def small() -> nn.Module:
@@ -135,7 +135,7 @@ def test_import_is_light():
     code = (
         "import sys, lpcompile; print([m for m in ('torchvision', 'networkx', 'timm', 'tabulate') if m in sys.modules])"
     )
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"
+    assert printed(code) == "[]"
 
 
 class Dtypes(nn.Module):
@@ -216,14 +216,32 @@ def test_a_kept_tensor_is_warned_about():
 
 
 def test_a_program_that_nobody_uses_takes_its_model_along():
+    """Eight compilations, one after another: memory is as it was after the first."""
     import gc
     import weakref
 
-    alive = []
-    for _ in range(3):
-        model = nn.Sequential(*[nn.Linear(6, 6) for _ in range(4)])
-        lpcompile.parallelize(model, 2, example_inputs=torch.randn(4, 6), cost="flops", method="penalty")
+    def held():
+        gc.collect()
+        found = [t for t in gc.get_objects() if type(t) in (torch.Tensor, nn.Parameter) and t.device.type == "cpu"]
+        return sum(t.nbytes for t in found)
+
+    alive, sizes = [], []
+    for _ in range(8):
+        model = nn.Sequential(*[nn.Linear(64, 64) for _ in range(4)])
+        lpcompile.parallelize(model, 2, example_inputs=torch.randn(4, 64), cost="flops", method="penalty")
         alive.append(weakref.ref(model))
+        own = sum(p.nbytes for p in model.parameters())
         del model
-    gc.collect()
-    assert [ref() is None for ref in alive] == [True, True, True]
+        sizes.append(held())
+    assert all(ref() is None for ref in alive)
+    assert max(sizes[1:]) - sizes[0] < own / 2
+
+
+def test_of_several_ranks_only_the_first_shows_progress(monkeypatch):
+    shown = []
+    monkeypatch.setattr("lpcompile.compile._shown", lambda show: shown.append(show) or nullcontext())
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for rank in ("0", "1"):
+        monkeypatch.setenv("RANK", rank)
+        lpcompile.parallelize(models.ResNet(8, width=4), 2, example_inputs=torch.randn(2, 3, 8, 8), cost="flops")
+    assert shown == [True, False]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lpcompile.bench.contenders import LIMIT, PLAIN, THREADS
+from lpcompile.bench.contenders.ways import LIMIT, PLAIN, THREADS
 from lpcompile.bench.request import BenchRequest
 from lpcompile.bench.results import Bench, BenchRow
 

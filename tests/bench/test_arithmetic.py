@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lpcompile.bench.arithmetic import add_speedups, measure
-from lpcompile.bench.contenders import LIMIT, PLAIN, THREADS
+from lpcompile.bench.contenders.ways import LIMIT, PLAIN, THREADS
 from lpcompile.bench.request import BenchRequest
 from lpcompile.bench.results import Bench, BenchRow
 from tests.bench.small_bench import MACHINE

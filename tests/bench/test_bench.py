@@ -14,11 +14,11 @@ import pytest
 
 from lpcompile.bench import page as bench_html
 from lpcompile.bench import table as bench_table
-from lpcompile.bench.contenders import CONTENDERS, LIMIT, PLAIN, THREADS
+from lpcompile.bench.contenders.ways import CONTENDERS, LIMIT, PLAIN, THREADS
 from lpcompile.bench.plans import Planned
 from lpcompile.bench.request import BenchRequest
 from lpcompile.bench.results import Bench, BenchRow
-from lpcompile.bench.run import _check_memory, _start
+from lpcompile.bench.runner import check_memory, refuse
 from lpcompile.cli.main import main
 from lpcompile.errors import UsageError
 from lpcompile.runtime.methods import METHODS
@@ -38,9 +38,9 @@ def test_what_cannot_be_measured_is_told_before_anything_starts(given, says):
 
 
 def test_short_memory_is_told():
-    _check_memory(1)
+    check_memory(1)
     with pytest.raises(UsageError, match="name fewer of them with --contenders"):
-        _check_memory(2**60)
+        check_memory(2**60)
 
 
 def test_a_bench_is_saved_and_read_again(tmp_path):
@@ -133,12 +133,12 @@ def test_a_contender_that_cannot_run_does_not_stop_the_others(tmp_path, capsys):
 
 def test_an_odd_batch_has_no_two_halves_for_ddp():
     with pytest.raises(UsageError, match="a batch of 5 has no 2 equal parts"):
-        _start(BenchRow("ddp"), BenchRequest("resnet20", batch=5), Planned({}, {}, 0))
+        refuse(BenchRow("ddp"), BenchRequest("resnet20", batch=5), Planned({}, {}, 0))
 
 
 def test_torchs_pipelines_cannot_run_where_ours_cannot():
     with pytest.raises(UsageError, match="too many stages"):
-        _start(BenchRow("torch-1f1b"), BenchRequest("resnet20"), Planned({}, {"1f1b": "too many stages"}, 0))
+        refuse(BenchRow("torch-1f1b"), BenchRequest("resnet20"), Planned({}, {"1f1b": "too many stages"}, 0))
 
 
 MODELS = """
@@ -171,7 +171,7 @@ def half():
 """
 
 
-def test_models_that_nobody_here_wrote(tmp_path, capsys):
+def test_models_with_unusual_layouts(tmp_path, capsys):
     """Tied weights under fused SGD, transposed boundaries, unused layers, and bfloat16."""
     (tmp_path / "mine.py").write_text(MODELS)
     for name in ("tied", "half"):
@@ -208,4 +208,4 @@ def session_alive(leader):
 
 def test_torchs_zero_bubble_takes_no_compiled_stages():
     with pytest.raises(UsageError, match="torch's zero-bubble schedule takes no stages that torch.compile made"):
-        _start(BenchRow("torch-zb"), BenchRequest("resnet20", compile=True), Planned({}, {}, 0))
+        refuse(BenchRow("torch-zb"), BenchRequest("resnet20", compile=True), Planned({}, {}, 0))

@@ -11,7 +11,7 @@ from lpcompile.bench import gate
 from lpcompile.bench import page as bench_html
 from lpcompile.bench import table as bench_table
 from lpcompile.bench.arithmetic import add_speedups
-from lpcompile.bench.contenders import LIMIT, PLAIN, TORCH
+from lpcompile.bench.contenders.ways import LIMIT, PLAIN, TORCH
 from lpcompile.errors import UsageError
 from tests.bench.small_bench import small_bench
 
@@ -45,7 +45,7 @@ def test_ratios_are_held_against_those_of_the_same_run(tmp_path):
 
 
 @pytest.mark.parametrize(("data", "says"), [
-    ("{", "is no JSON"), ({"version": 2}, "expected"), ({"version": 1, "models": {"other": []}}, "has some for other"),
+    ("{", "is not JSON"), ({"version": 2}, "expected"), ({"version": 1, "models": {"other": []}}, "has some for other"),
     ({"version": 1, "models": {"resnet20": []}}, "an empty one"),
     ({"version": 1, "models": {"resnet20": [{"contender": "penalty"}]}}, "rule 1 for resnet20: expected"),
     ({"version": 1, "models": {"resnet20": [{**RULES[0], "contender": "pen"}]}}, "not both contenders"),

@@ -26,7 +26,7 @@ ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
 def test_inspect_shows_stages_boundaries_and_what_to_expect(capsys):
     assert main(["inspect", "resnet20", "-K", "3", "--cost", "flops", "--batch", "4"]) == 0
     text = capsys.readouterr().out
-    assert "K = 3 stages for method 'multiplier'" in text
+    assert "K = 3 stages for method 'zbh2'" in text
     assert "predicted speedup" in text and "lower bound" in text
     assert text.count("float32[B, ") == 2
 
@@ -52,7 +52,7 @@ def test_as_a_process_it_writes_everything_runs_exit_handlers_and_bears_readers_
     def run(text):
         """In a shell that says whether any process failed."""
         line = ["bash", "-o", "pipefail", "-c", text]
-        return subprocess.run(line, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True)
+        return subprocess.run(line, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, timeout=120)
 
     done = run(f"{command} -K 2")
     assert done.returncode == 0 and done.stderr == ""
@@ -237,7 +237,7 @@ class Net(nn.Module):
 
 @pytest.mark.parametrize(
     "test, line, code",
-    [("x.sum() > 0", 10, "if x.sum() > 0:"), ("random.random() > 0.5", 8, "def forward(self, x):")],
+    [("x.sum() > 0", 10, "if x.sum() > 0:"), ("random.getrandbits(1)", 8, "def forward(self, x):")],
 )
 @pytest.mark.parametrize("cost", ["flops", "measured"])
 def test_what_cannot_be_captured_shows_its_source_line_and_what_to_try(test, line, code, cost, tmp_path, capsys):

@@ -38,9 +38,21 @@ def test_json_has_a_version_and_every_split(saved, capsys):
     assert {one["devices"] for one in data["weak"]} == {1, 2, 4}
 
 
+def test_regions_are_a_table_and_a_page(saved, capsys, tmp_path):
+    page = tmp_path / "regions.html"
+    given = ["--regions", str(page), "--rate", "1gbit,25mbit", "-K", "2,4", "--batch", "128"]
+    assert main(["simulate", saved, *given]) == 0
+    assert "K = 4: the fastest with plain training's gradients" in capsys.readouterr().out
+    assert "1 Gb/s" in page.read_text() and "25 Mb/s" in page.read_text()
+
+
 @pytest.mark.parametrize(
     "arguments, message",
     [
+        (["--rate", "1gbit"], "--rate has no effect without --regions"),
+        (["--regions", "x.html", "--nodes", "2"], "--nodes has no effect with --regions"),
+        (["--regions", "x.html", "-K", "1"], "2 devices or more"),
+        (["--regions", "x.html", "--rate", "fast"], "'fast' is no rate of a link"),
         (["--device-spec", "h10"], "closest is 'h100'"),
         (["-K", "3", "--gpus", "4"], "-K 3 does not divide 4 devices"),
         (["-K", "a"], "give numbers of stages"),

@@ -8,7 +8,9 @@ import pytest
 
 from lpcompile import sources
 from lpcompile.cli.main import main
+from lpcompile.errors import UsageError
 from lpcompile.planning import print_after
+from lpcompile.training.job import Job
 from tests.simulate.even_plan import even_plan
 
 
@@ -122,8 +124,10 @@ def test_a_plan_to_follow_decides_costs_and_auxnets(flag, capsys):
 
 
 @pytest.mark.parametrize(
-    "line", ["bp --beta 1", "1f1b --psi l1", "multiplier --buffer 4", "dgl --buffer-policy newest"]
-)
+    "line",
+    ["bp --beta 1", "1f1b --psi l1", "multiplier --buffer 4", "dgl --buffer-policy newest", "zbh2 --warmup 9",
+     "stream --warmup-violation 0.1", "1f1b --finish 9", "dgl --warmup 9"],
+)  # fmt: skip
 def test_a_method_without_penalty_or_buffer_has_no_options_for_them(line, capsys):
     method, flag, _ = line.split()
     error = refused(f"train resnet20 --method {line}", capsys)
@@ -152,3 +156,47 @@ def test_passes_to_print_after_are_checked_and_handed_on(monkeypatch, capsys):
     with pytest.raises(pytest.fail.Exception, match="it began"):
         main(["inspect", "resnet20", "--print-after", "cuts, plan"])
     assert print_after.requested(["capture", "cuts", "plan"], ["capture", "cuts", "plan"]) == {"cuts", "plan"}
+
+
+@pytest.mark.parametrize(
+    ("line", "flag"),
+    [
+        ("study smoke --table --methods stream", "--methods"),
+        ("study smoke --times --epochs 3", "--epochs"),
+        ("paper 1 2 --data digits", "--data"),
+        ("paper 4 --show --jobs 2", "--jobs"),
+        ("compare resnet20 --methods bp,stream --init fresh", "--init"),
+        ("compare resnet20 --methods dgl --auxnet resnet20", "--auxnet"),
+        ("train resnet20 --log-every 3", "--log-every"),
+        ("train resnet20 -K 1 --method penalty --beta 2", "--beta"),
+        ("train resnet20 --method penalty-stored --aux tied", "--aux"),
+        ("train gpt_tiny --data text:book.txt --size 9", "--size"),
+        ("inspect resnet20 --cost flops --method dgl --aux tied", "--aux"),
+        ("emit resnet20 -o out --method dgl@0.5,bp --auxnet resnet20", "--auxnet"),
+    ],
+)
+def test_what_nothing_reads_is_refused(line, flag, capsys):
+    assert f"{flag} has no effect with " in refused(line, capsys)
+
+
+@pytest.mark.parametrize(
+    ("contenders", "flag"),
+    [("ddp", "cost"), ("fsdp,threads", "transfer"), ("stream,torch-1f1b", "aux_dtype"), ("ddp+bf16", "init")],
+)
+def test_contenders_read_the_flags_that_they_have_a_use_for(contenders, flag):
+    from lpcompile.cli.bench import unread_by
+
+    assert flag in unread_by(tuple(contenders.split(",")))
+    assert unread_by(("ddp", "penalty")) == []
+
+
+@pytest.mark.parametrize("command", ["train", "compare"])
+def test_images_have_one_size(command, capsys):
+    error = refused(f"{command} resnet20 --input 3x8x8 --size 9", capsys)
+    assert "--size 9 and --input 3x8x8 are of different images; give one" in error
+
+
+@pytest.mark.parametrize("name", ["K", "replicas", "batch", "epochs"])
+def test_counts_are_at_least_one(name):
+    with pytest.raises(UsageError, match=f"{name} 0.*: all are numbers of 1 or more"):
+        Job("resnet20", **{name: 0}).check()

@@ -17,6 +17,7 @@ def program(K=2, **options):
     torch.manual_seed(0)
     model = ResNet(14, 3, width=4).to(memory_format=torch.channels_last)
     x = channels_last(torch.randn(4, 3, 8, 8))
+    options = {"method": "multiplier", **options}
     return lpcompile.parallelize(model, K, example_inputs=x, cost="flops", **options), x
 
 

@@ -25,7 +25,7 @@ def test_traits_say_what_the_schedule_does(name):
     assert ("aux_forward" in found) == (method.aux == "auxnet")
     assert ("recall" in found) == (method.aux == "store")
     assert ("head" in found) == method.heads
-    assert ("draw" in found) == method.replay
+    assert ("draw" in found) == method.replay_buffers
     assert ("replay" in found) == method.reruns_stage
     assert ("backward_weight" in found) == method.splits_backward
     assert ("kappa" in found) == method.kappa

@@ -8,6 +8,7 @@ from torch import nn
 from torch.distributed.pipelining import schedules
 
 from lpcompile.core import micro_batches
+from lpcompile.core.method import BatchFacts
 from lpcompile.core.micro_batches import bubble_of
 from lpcompile.errors import UsageError
 from lpcompile.runtime.engine.schedules import default_schedule
@@ -101,7 +102,7 @@ def test_the_plan_knows_the_bubble(method, share):
     plan = compiled(model, 2, x, method=method).plan
     assert compiled(model, 2, x, method=method, plan=plan).plan.step == plan.step  # as the other ranks get it
     less, more = sorted(stage.work for stage in plan.stages)
-    assert less > 0 and bubble_of(METHODS[method], 2, 8) == share
+    assert less > 0 and bubble_of(METHODS[method], BatchFacts(2, 8)) == share
     assert plan.step == pytest.approx(more + share * less, rel=1e-12)
     assert plan.lower_bound == pytest.approx(plan.step, rel=1e-6)
     if method == "bp":

@@ -69,7 +69,18 @@ class Added(nn.Module):
         return (self.linear(x) + self.offset,)
 
 
-@pytest.mark.parametrize("make", [Shared, Aside, Alone, Passed, Added])
+class Sum(nn.Module):
+    """Two weights with one gradient: each needs it in memory of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Parameter(torch.randn(6, 6)), nn.Parameter(torch.randn(6, 6))
+
+    def forward(self, x):
+        return (x @ (self.a + self.b),)
+
+
+@pytest.mark.parametrize("make", [Shared, Aside, Alone, Passed, Added, Sum])
 def test_a_split_backward_is_a_backward(make):
     torch.manual_seed(0)
     module = make()
@@ -88,9 +99,49 @@ def test_a_split_backward_is_a_backward(make):
         seeds = [torch.ones_like(end) for end in ends]
         (found,), groups = split_backward.input_part(list(zip(ends, seeds, strict=True)), [leaf], weights, False)
         assert torch.equal(found, gradient)
-        split_backward.weight_part(weights, groups)
+        split_backward.weight_part(groups)
         for seed in seeds:  # the next message is received here
             seed.fill_(torch.nan)
     assert torch.equal(found, gradient)
     for p, g in zip(weights, expected, strict=True):
         assert p.grad is g is None or torch.equal(p.grad, g)
+
+
+class BySize(nn.Module):
+    """Other operations for one sample than for several, as torch's attention has."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(6, 6))
+
+    def forward(self, x):
+        return (x @ self.weight if len(x) == 1 else (x[:, :, None] * self.weight).sum(1),)
+
+
+def test_gradients_are_added_in_the_order_of_micro_batches_whatever_their_sizes():
+    torch.manual_seed(0)
+    module, put_off, waiting = BySize(), set(), []
+    data = [torch.randn(size, 6, requires_grad=True) for size in (1, 2, 1, 2)]
+    for x in data:
+        module(x)[0].square().sum().backward()
+    expected = module.weight.grad.clone()
+    module.zero_grad()
+    for x in data:
+        (end,) = module(x)
+        _, groups = split_backward.input_part([(end, 2 * end.detach())], [x], [module.weight], False, put_off)
+        waiting.append(groups)
+    for groups in waiting:
+        split_backward.weight_part(groups)
+    assert torch.equal(module.weight.grad, expected)
+
+
+def test_the_first_gradient_of_a_weight_is_not_copied():
+    """A stage's weights would be read and written once more in every step."""
+    layer = nn.Linear(6, 6)
+    leaf = torch.randn(4, 6, requires_grad=True)
+    end = layer(leaf)
+    _, (group,) = split_backward.input_part([(end, torch.ones_like(end))], [leaf], [layer.weight], False)
+    made = []
+    group.gradients = lambda whole=group.gradients: made.extend(whole()) or made
+    split_backward.weight_part([group])
+    assert layer.weight.grad.data_ptr() == made[0].data_ptr() and layer.weight.grad.is_contiguous()

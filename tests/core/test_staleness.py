@@ -27,10 +27,21 @@ def test_stream_keeps_all_delays_below_one_step_where_micro_batches_outnumber_th
     assert staleness(schedule("pipedream", 4, 1)) == (3, 2, 1, 0)
 
 
-@pytest.mark.parametrize("method", ["bp", "gpipe", "1f1b", "zb"])
+@pytest.mark.parametrize("method", ["bp", "gpipe", "1f1b", "zb", "zbh2"])
 def test_exact_methods_are_never_late(method):
     assert mean_staleness(schedule(method, 3, 6)) == (0.0, 0.0, 0.0)
 
 
-def test_stream_and_pipedream_are_the_same_recursion():
-    assert schedule("stream", 3, 4).ranks == schedule("pipedream", 3, 4).ranks
+def test_stream_has_the_order_of_pipedream_and_versions_only_where_an_update_lies_between():
+    streamed, stashed = schedule("stream", 3, 4), schedule("pipedream", 3, 4)
+    for r in range(3):
+        mine = [(i.op, i.slot) for i in streamed.ranks[r] if i.op != "predict"]
+        assert mine == [(i.op, i.slot) for i in stashed.ranks[r] if i.op != "stash"]
+        assert [(i.slot, i.ahead) for i in streamed.ranks[r] if i.op == "predict"] == [
+            (slot, 1) for slot in range(4 - (2 - r), 4)
+        ]
+
+
+def test_a_delay_of_more_than_a_step_is_predicted_for_as_many_updates():
+    ahead = [i.ahead for i in schedule("stream", 8, 4).ranks[0] if i.op == "predict"]
+    assert ahead == [1, 2, 2, 2]

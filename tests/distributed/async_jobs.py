@@ -8,13 +8,12 @@ import threading
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from lpcompile.runtime.comm.transport import MAX_SENDS_IN_FLIGHT
 from lpcompile.runtime.loop.loop import run
 from lpcompile.runtime.loop.options import LoopOptions
-from tests.runtime.small import batches, compiled, norm_mlp, sgd
+from tests.runtime.small import Ids, batches, compiled, norm_mlp, sgd
 
 STEPS = 30  # many more than a buffer or the wire hold
 
@@ -65,21 +64,6 @@ def runs_ahead():
         if i + 1 == MAX_SENDS_IN_FLIGHT and trainer.rank == 0:
             store().set("through", "yes")
     return held, trainer.state_dict()
-
-
-class Ids(nn.Module):
-    """Every stage takes the ids itself, and they come out again beside what was made with them."""
-
-    def __init__(self):
-        super().__init__()
-        self.tables = nn.ModuleList(nn.Embedding(50, 6) for _ in range(6))
-        self.layers = nn.ModuleList(nn.Linear(6, 6) for _ in range(6))
-        self.end = nn.Linear(6, 3)
-
-    def forward(self, x, ids):
-        for table, layer in zip(self.tables, self.layers, strict=True):
-            x = x + torch.tanh(layer(x)) * table(ids)
-        return {"logits": self.end(x), "ids": ids}
 
 
 def together(output, target):

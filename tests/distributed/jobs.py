@@ -33,6 +33,7 @@ METHODS = {
     "pipedream": {"micro": 2, "accumulate": 2},
     "2bw": {"method": "pipedream", "stash": "2bw", "clip": 0.5, "clip_scope": "global"},
     "fr": {},
+    "recipe": {"method": "1f1b[micro=2]@2steps,warmup@+2steps,multiplier[micro=2]@0.6,stream[micro=2]"},
     "warm-up": {"method": "multiplier", "warmup": 7, "autocast": torch.float16, "micro": 2},
 }
 STEPS = 8  # two epochs of four
@@ -229,3 +230,30 @@ def endless(folder):
     t = trainer(2, "penalty")
     for _ in range(100_000):
         t.step(*batches(1, dtype=torch.float32)[0])
+
+
+class Slow(torch.utils.data.Dataset):
+    """Notes the process that loads it, which computes for some seconds over its first sample."""
+
+    def __init__(self, folder, seconds=0.0):
+        self.folder, self.seconds = folder, seconds
+
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, i):
+        file = Path(self.folder, f"loader{os.environ['RANK']}")
+        end = time.process_time() + (0.0 if file.exists() else self.seconds)
+        file.write_text(str(os.getpid()))
+        while time.process_time() < end:
+            pass
+        return torch.full((6,), float(i)), i % 3
+
+
+def loading(folder, seconds=0.0, epochs=10_000):
+    """Train on data that a process of its own loads for each rank."""
+    Path(folder, f"pid{dist.get_rank()}").write_text(str(os.getpid()))
+    t = trainer(2, "bp")
+    loader = DataLoader(Slow(folder, seconds), 8, num_workers=1)
+    run(t, loader, epochs, watch=LoopOptions(evaluate_every=0, train_batches=0))
+    return t.steps

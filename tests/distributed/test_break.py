@@ -6,7 +6,9 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
+from multiprocessing import forkserver
 from pathlib import Path
 
 import pytest
@@ -68,6 +70,25 @@ def test_a_rank_that_hangs_is_named(tmp_path):
     assert time.time() - begin < 20
 
 
+def test_processes_that_load_data_end_with_their_rank(tmp_path):
+    """And a loader that computes for longer than the time-out does not hang."""
+    assert launch(jobs.loading, (str(tmp_path), 3.0, 1), world=2, timeout=2) == 8
+    names = ["loader0", "loader1"]
+    for name in names:
+        (tmp_path / name).unlink()
+    killer = threading.Thread(target=kill_when, args=([tmp_path / n for n in names], tmp_path / "pid1"))
+    killer.start()
+    with pytest.raises(Interrupted, match=r"rank 1 \(stage 1\) was killed by SIGKILL"):
+        launch(jobs.loading, (str(tmp_path),), world=2)
+    killer.join(timeout=60)
+    wait_until(lambda: not any(alive(int((tmp_path / n).read_text())) for n in names), 20, "both loaders have ended")
+
+
+def kill_when(files, pid):
+    wait_until(lambda: all(f.exists() and f.read_text() for f in files), 60, "both ranks load data")
+    os.kill(int(pid.read_text()), signal.SIGKILL)
+
+
 SCRIPT = """
 import sys
 from lpcompile.runtime.launch.launch import launch
@@ -90,6 +111,15 @@ def test_no_process_outlives_the_one_that_launched_it(sig, tmp_path):
         (os.killpg if sig == signal.SIGINT else os.kill)(process.pid, sig)
         assert process.wait(20) != 0
         wait_until(lambda: not any(alive(int(p.read_text())) for p in pids), 10, "both ranks have ended")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc tells which signals are blocked")
+def test_ctrl_c_does_not_reach_a_fork_server_that_is_importing():
+    """It would print where in torch it was; the launcher ends it."""
+    launch(jobs.everyone, world=2)
+    status = Path(f"/proc/{forkserver._forkserver._forkserver_pid}/status").read_text()
+    blocked = int(next(line for line in status.splitlines() if line.startswith("SigBlk")).split()[1], 16)
+    assert blocked >> (signal.SIGINT - 1) & 1
 
 
 def alive(pid):

@@ -8,6 +8,7 @@ import logging
 import pytest
 import torch
 
+from lpcompile.core.system import checksum
 from lpcompile.errors import UsageError
 from lpcompile.runtime.checkpoint import checkpoint
 from lpcompile.runtime.launch.launch import launch
@@ -110,5 +111,7 @@ def test_an_index_cannot_name_other_files(saved, tmp_path):
     index = json.loads((copy / "index.json").read_text())
     index["model/0.linear.weight"] = "../rank0.safetensors"
     (copy / "index.json").write_text(json.dumps(index))
+    listed = json.loads((copy / "checksums.json").read_text()) | checksum.sums(copy, ["index.json"])
+    (copy / "checksums.json").write_text(json.dumps(listed | {checksum.OWN: checksum.of_data(listed)}))
     with pytest.raises(UsageError, match="which is not one of its own"):
         checkpoint.model_state(copy)

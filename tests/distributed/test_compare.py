@@ -25,14 +25,14 @@ from lpcompile.errors import TrainingError, UsageError
 from lpcompile.runtime.engine.memory import Alive
 from lpcompile.runtime.launch.launch import Interrupted
 from lpcompile.runtime.methods import METHODS
-from tests.distributed.test_train import NET
 from tests.runtime.small import mlp
+from tests.training.net_source import net_source
 
 
 @pytest.fixture(scope="module")
 def net(tmp_path_factory):
     file = tmp_path_factory.mktemp("net") / "net.py"
-    file.write_text(NET)
+    file.write_text(net_source())
     return f"{file}:build"
 
 
@@ -64,7 +64,8 @@ def test_two_methods_on_real_processes(net, tmp_path, capfd):
     """All columns, marks, JSON and HTML, from one epoch of plain training, bp and multiplier."""
     html, data = tmp_path / "page.html", tmp_path / "found.json"
     words = [net, "-K", "2", "--methods", "bp,multiplier", "--epochs", "1", "--batch", "64", "--size", "8", "--input"]
-    words += ["1x8x8", "--cost", "flops", "--target", "0.05", "--html", str(html), "--json", str(data)]
+    words += ["1x8x8", "--cost", "flops", "--init", "consistent"]
+    words += ["--target", "0.05", "--html", str(html), "--json", str(data)]
     assert main(["compare", *words]) == 0
     out, err = capfd.readouterr()
     assert "[1/2] bp: epoch 1 of 1, " in err and "[2/2] multiplier: epoch 1 of 1, " in err

@@ -10,8 +10,9 @@ import torch
 from lpcompile.cli.main import main
 from lpcompile.runtime.launch.launch import Interrupted, launch
 from tests.distributed import async_jobs as jobs
-from tests.distributed.test_train import NET, ROOT, arguments
+from tests.distributed.test_train import ROOT, arguments
 from tests.runtime.small import norm_mlp
+from tests.training.net_source import net_source
 
 
 def same(states):
@@ -60,7 +61,7 @@ def test_a_run_goes_on_from_its_checkpoint(tmp_path):
 
 def test_the_command_trains_with_it(tmp_path, monkeypatch, capfd):
     file = tmp_path / "net.py"
-    file.write_text(NET)
+    file.write_text(net_source())
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     more = ("--input", "1x8x8", "--method", "dgl-async", "--buffer", "2", "--buffer-policy", "newest", "-K", "3")
     assert (

@@ -14,16 +14,7 @@ from tests.distributed import jobs
 from tests.runtime.small import batches, compiled, norm_mlp
 
 
-@pytest.fixture
-def one_thread():
-    """As ranks have: sums in the same order."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
-@pytest.mark.parametrize("method", ["penalty", "multiplier", "dgl"])
+@pytest.mark.parametrize("method", ["penalty", "dgl", "1f1b[micro=2]@0.5,multiplier"])
 def test_fit_leaves_the_weights_that_one_process_would_find(method, one_thread):
     rate = 0.05
     data = batches(4, dtype=torch.float32)

@@ -11,7 +11,9 @@ from lpcompile import Program, models, parallelize
 
 
 def program_of(model: nn.Module, K: int, *args: Any, **kwargs: Any) -> Program:
-    return parallelize(model, K, example_inputs=args, example_kwargs=kwargs, cost="flops", gate=False)
+    return parallelize(
+        model, K, example_inputs=args, example_kwargs=kwargs, cost="flops", method="multiplier", gate=False
+    )
 
 
 def gpt() -> tuple[nn.Module, Tensor]:

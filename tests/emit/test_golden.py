@@ -62,7 +62,7 @@ def _loaded(folder: Path, x: Tensor) -> tuple[Any, ...]:
 def test_golden_code_passes_ruff() -> None:
     for arguments in (["check"], ["format", "--check"]):
         command = ["ruff", *arguments, "--isolated", "--line-length", "120", str(GOLDEN)]
-        run = subprocess.run([sys.executable, "-m", *command], capture_output=True, text=True, check=False)
+        run = subprocess.run([sys.executable, "-m", *command], capture_output=True, text=True, check=False, timeout=120)
         assert run.returncode == 0, run.stdout + run.stderr
 
 

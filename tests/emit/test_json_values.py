@@ -38,7 +38,7 @@ def importable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "json_values_classes", sys.modules[__name__])
     for kind in (Pair, Point, Color):
         monkeypatch.setattr(kind, "__module__", "json_values_classes")
-    monkeypatch.setattr("lpcompile.passes.codegen.values._findable", lambda module: True)
+    monkeypatch.setattr("lpcompile.passes.codegen.text.values._findable", lambda module: True)
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,8 @@ from torch import Tensor, nn
 
 import lpcompile
 from lpcompile import EmitError, InputError, Program, UsageError, models, parallelize
+from lpcompile.cli.main import main
+from lpcompile.emit.support import load_stages
 from lpcompile.passes.split.gate import staged
 from lpcompile.passes.split.split import stage_io
 from lpcompile.zoo.check import differences
@@ -63,6 +65,8 @@ def test_load_gives_the_program_back(tmp_path: Path) -> None:
     assert loaded.plan == program.plan
     assert not loaded.module.get_submodule("norm").training
     assert not differences(model, loaded, inputs, True, loaded.module)
+    modes = [{n: m.training for n, m in net.named_modules() if n} for p in (loaded, program) for net in p.auxnets]
+    assert modes[: len(modes) // 2] == modes[len(modes) // 2 :]
     assert [stage_io(s) for s in loaded.stages] == [stage_io(s) for s in program.stages]
     names = [(n, p.requires_grad) for n, p in model.named_parameters()]
     assert [(n, p.requires_grad) for n, p in loaded.named_parameters()] == names
@@ -82,6 +86,8 @@ def test_a_loaded_program_says_what_it_cannot_do(tmp_path: Path) -> None:
         loaded(*args, **kwargs)
     with pytest.raises(AttributeError, match="no undivided graph"):
         _ = loaded.captured.graph
+    with pytest.raises(UsageError, match="is not emitted again: copy its folder"):
+        loaded.emit(tmp_path / "again")
 
 
 def test_a_loaded_program_follows_its_module(tmp_path: Path) -> None:
@@ -134,6 +140,10 @@ def test_load_checks_that_the_folder_is_whole(tmp_path: Path) -> None:
         data = json.loads((folder / "model.json").read_text())
         (folder / "model.json").write_text(json.dumps({**data, "version": 99}))
 
+    def edited(file: Path, old: str, new: str) -> None:
+        assert old in file.read_text()
+        file.write_text(file.read_text().replace(old, new))
+
     def other_weights(folder: Path) -> None:
         names = [folder / "weights" / f"stage_{k}.safetensors" for k in (0, 1)]
         names[0].write_bytes(names[1].read_bytes())
@@ -143,11 +153,71 @@ def test_load_checks_that_the_folder_is_whole(tmp_path: Path) -> None:
         r"stage_0.safetensors is missing": lambda f: (f / "weights" / "stage_0.safetensors").unlink(),
         r"has version 99 of the format, this lpcompile reads 1": version,
         r"model.json is not JSON": lambda f: (f / "model.json").write_text("{"),
-        r"weights of stage_0 .* cannot be read": lambda f: (f / "weights" / "stage_0.safetensors").write_text("?"),
-        r"weights/stage_0 has 2\.\w+ as .*, stage_0.py has no such name": other_weights,
+        r"weights/stage_0.safetensors has 1 bytes instead of": lambda f: (
+            f / "weights" / "stage_0.safetensors"
+        ).write_text("?"),
+        r"weights/stage_0.safetensors has another SHA-256": other_weights,
+        r"schedule.json has \d+ bytes instead of": lambda f: (f / "schedule.json").write_text("{}"),
+        r"model.json has another SHA-256 than when it was written": lambda f: edited(
+            f / "model.json", '"notes"', '"nOtes"'
+        ),
+        r"stage_1.py has \d+ bytes instead of \d+ \(AttributeError": lambda f: (f / "stage_1.py").write_text(""),
+        r"code in .* cannot be imported \(NameError": lambda f: edited(f / "stage_0.py", "nn.Linear(", "mm.Linear("),
     }
     for message, change in cases.items():
         with pytest.raises(EmitError, match=message):
             lpcompile.load(broken(change))
     with pytest.raises(UsageError, match="is not a folder"):
         lpcompile.load(tmp_path / "nowhere")
+
+
+def test_a_flipped_bit_in_the_weights_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    program = program_of(nn.Sequential(*(nn.Linear(4, 4) for _ in range(4))), 2, torch.randn(2, 4))
+    folder = program.emit(tmp_path / "emitted")
+    assert main(["checkpoint", "verify", str(folder)]) == 0
+    file = folder / "weights" / "stage_1.safetensors"
+    data = bytearray(file.read_bytes())
+    data[-2] ^= 1
+    file.write_bytes(data)
+    with pytest.raises(EmitError, match=r"is damaged: weights/stage_1.safetensors has another SHA-256 .* emit the"):
+        lpcompile.load(folder)
+    with pytest.raises(ValueError, match=r"stage_1.safetensors is damaged: it has another SHA-256"):
+        load_stages(folder)
+    assert main(["checkpoint", "verify", str(folder)]) == 1
+    assert "damaged: weights/stage_1.safetensors" in capsys.readouterr().out
+
+
+class FrozenNorm(nn.Module):
+    """Its own `train` keeps BatchNorm in evaluation mode, as in detection models."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            *[nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.1)) for _ in range(3)]
+        )
+
+    def train(self, mode: bool = True) -> FrozenNorm:
+        super().train(mode)
+        for module in self.modules():
+            if isinstance(module, nn.BatchNorm1d):
+                module.eval()
+        return self
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.body(x)
+        return found
+
+
+def test_a_models_own_train_that_keeps_layers_frozen_holds_after_loading(tmp_path: Path) -> None:
+    model = FrozenNorm().train()
+    program = program_of(model, 2, torch.randn(5, 4))
+    program.emit(tmp_path / "out")
+    again = lpcompile.load(tmp_path / "out")
+    for mode in (False, True):
+        model.train(mode)
+        again.train(mode)
+        flags = [{p: m.training for p, m in each.named_modules()} for each in (model, again.module)]
+        assert flags[0] == flags[1]
+    before = again.module.get_buffer("body.0.1.running_mean").clone()
+    again(torch.randn(5, 4))
+    assert torch.equal(again.module.get_buffer("body.0.1.running_mean"), before)

@@ -30,6 +30,7 @@ def test_run_py_trains_the_folder(tmp_path: Path, ranks: int) -> None:
         capture_output=True,
         text=True,
         check=False,
+        timeout=300,
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
     )
     assert run.returncode == 0, run.stderr

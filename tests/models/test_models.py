@@ -24,6 +24,7 @@ PARAMETERS = {
     "wide_resnet40_10": 55_841_754,
     "vit_s16_96": 21_989_224,
     "gpt_tiny": 220_544,
+    "gpt_30m": 30_835_840,
 }
 SMALL = ["resnet20", "preact_resnet20", "wide_resnet16_4", "gpt_tiny"]
 

@@ -97,3 +97,11 @@ def test_following_a_plan_measures_and_searches_nothing(monkeypatch):
     monkeypatch.setattr("lpcompile.planning.arrange.plan_program", None)
     again = lpcompile.parallelize(model(), example_inputs=x, plan=plan)
     assert again.plan is plan and len(again.stages) == 3
+
+
+def test_a_wrong_name_lists_every_pass_once(monkeypatch):
+    monkeypatch.setenv(print_after.VARIABLE, "nonsense")
+    with pytest.raises(UsageError) as error:
+        run_passes(PASSES, {})
+    listed = str(error.value).rpartition("all are ")[2].split(", ")
+    assert "follow" in listed and len(listed) == len(set(listed))

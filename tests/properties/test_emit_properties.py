@@ -16,19 +16,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from lpcompile import Program, load
-from tests.properties.random_models import Recipe, examples, recipes
-from tests.properties.test_stage_properties import (
-    assert_same,
-    compiled,
-    fresh,
-    one_thread,
-    serial_step,
-    stage_counts,
-    tensors_in,
-)
+from tests.properties.recipes import Recipe
+from tests.properties.steps import assert_same, compiled, fresh, serial_step, tensors_in
+from tests.properties.strategies import examples, recipes, stage_counts
 
-__all__ = ["one_thread"]
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("one_thread")]
 ROOT = Path(__file__).parents[2]
 
 # What a user without lpcompile would write, for several folders in turn.
@@ -91,7 +83,12 @@ def test_emitted_stages_alone_in_a_fresh_process_are_the_model(drawn: list[tuple
             )
             expected[place] = alone(program, inputs)
         run = subprocess.run(
-            [sys.executable, "-c", ALONE, *map(str, expected)], cwd=ROOT, capture_output=True, text=True, check=False
+            [sys.executable, "-c", ALONE, *map(str, expected)],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=300,
         )
         assert run.returncode == 0, run.stderr[-3000:]
         for place, results in expected.items():

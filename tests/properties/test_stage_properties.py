@@ -1,18 +1,14 @@
 """For random models, K and batch: the stages are the model, to the bit.
 
-What is compared, and how, is written here anew: none of it uses lpcompile's own gate.
 `LPCOMPILE_EXAMPLES=2000 pytest tests/properties` looks further than the default run.
 """
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import json
 import random
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields, is_dataclass
-from enum import Enum
+from collections.abc import Sequence
 from itertools import combinations, pairwise
 from typing import Any
 
@@ -22,151 +18,27 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from lpcompile import InputError, PlanError, Program, capture, cuts, parallelize
+from lpcompile import Program, capture, cuts
 from lpcompile.core.plan import Plan
 from lpcompile.passes.split.split import Stage, split, stage_io
-from tests.properties.random_models import Call, Gate, Recipe, Repeat, Residual, examples, recipes
+from tests.properties.recipes import Call, Recipe
+from tests.properties.steps import (
+    Step,
+    assert_close,
+    assert_same,
+    bits,
+    compiled,
+    descend,
+    fresh,
+    named_inputs,
+    pulls,
+    results,
+    serial_step,
+    tensors_in,
+)
+from tests.properties.strategies import batches, examples, recipes, stage_counts
 
-pytestmark = pytest.mark.filterwarnings("ignore")
-stage_counts = st.integers(1, 4)
-batches = st.integers(1, 4)
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-# ---- a step, and its comparison to the bit
-
-
-@dataclass
-class Step:
-    """What one step did: bytes under the name of every result, and the tensors for a comparison that may round."""
-
-    structure: str
-    tensors: dict[str, Tensor | None]
-
-    def bits(self) -> dict[str, Any]:
-        return {"structure": self.structure} | {name: bits(t) for name, t in self.tensors.items()}
-
-
-def bits(tensor: Tensor | None) -> tuple[str, tuple[int, ...], bytes] | None:
-    if tensor is None:
-        return None
-    return str(tensor.dtype), tuple(tensor.shape), tensor.detach().contiguous().numpy().tobytes()
-
-
-def tensors_in(value: Any) -> list[Tensor]:
-    if isinstance(value, Tensor):
-        return [value]
-    if is_dataclass(value):
-        return [t for f in fields(value) for t in tensors_in(getattr(value, f.name))]
-    if isinstance(value, dict):
-        return [t for item in value.values() for t in tensors_in(item)]
-    return [t for item in value for t in tensors_in(item)] if isinstance(value, (list, tuple)) else []
-
-
-def structure_of(value: Any) -> str:
-    if isinstance(value, Tensor):
-        return "tensor"
-    if is_dataclass(value):
-        value = {f.name: getattr(value, f.name) for f in fields(value)} | {"class": type(value).__name__}
-    if isinstance(value, dict):
-        return f"{type(value).__name__}({', '.join(f'{k!r}: {structure_of(v)}' for k, v in value.items())})"
-    if isinstance(value, (list, tuple)):
-        return f"{type(value).__name__}({', '.join(map(structure_of, value))})"
-    return repr(value)
-
-
-def pulls(outputs: Sequence[Tensor]) -> list[Tensor]:
-    """A fixed gradient for every output."""
-    generator = torch.Generator().manual_seed(7)
-    return [torch.randn(t.shape, generator=generator).to(t.dtype) for t in outputs]
-
-
-def serial_step(model: nn.Module, call: Call, seed: int) -> Step:
-    """Forward and backward of anything that is called like the model."""
-    model.zero_grad(set_to_none=True)
-    call = copy.deepcopy(call)  # a model may write into its inputs
-    torch.manual_seed(seed)
-    value = model(*call.args, **call.kwargs)
-    outputs = tensors_in(value)
-    trained = [(t, pull) for t, pull in zip(outputs, pulls(outputs), strict=True) if t.requires_grad]
-    if trained:
-        torch.autograd.backward([t for t, _ in trained], [pull for _, pull in trained])
-    gradients = {name: p.grad for name, p in (*model.named_parameters(), *named_inputs(call))}
-    return Step(structure_of(value), results(model, call, outputs, gradients))
-
-
-def named_inputs(call: Call) -> list[tuple[str, Tensor]]:
-    return [(f"input {i}", t) for i, t in enumerate(tensors_in((call.args, call.kwargs)))]
-
-
-def results(
-    model: nn.Module, call: Call, outputs: Sequence[Tensor], gradients: dict[str, Tensor | None]
-) -> dict[str, Tensor | None]:
-    found: dict[str, Tensor | None] = {f"output {i}": t.detach().clone() for i, t in enumerate(outputs)}
-    found |= {f"gradient of {name}": None if g is None else g.clone() for name, g in gradients.items()}
-    found |= {f"buffer {name}": b.clone() for name, b in model.named_buffers()}
-    found |= {f"{name} afterwards": t.detach().clone() for name, t in named_inputs(call)}
-    return found | {"generator": torch.get_rng_state()}
-
-
-def assert_same(left: Step, right: Step) -> None:
-    different = [name for name, value in left.bits().items() if right.bits().get(name, "absent") != value]
-    assert not different, f"{different}"
-    assert left.tensors.keys() == right.tensors.keys()
-
-
-def assert_close(left: Step, right: Step) -> None:
-    """Equal up to rounding. A gradient that cancels to zero keeps the rounding of the largest one, hence the scale."""
-    floats = [t.abs().max().item() for t in left.tensors.values() if t is not None and t.is_floating_point()]
-    atol = 1e-6 * max(10.0, *floats)
-    for name, tensor in left.tensors.items():
-        other = right.tensors[name]
-        assert (tensor is None) == (other is None), name
-        if tensor is not None and other is not None:
-            torch.testing.assert_close(other, tensor, rtol=1e-4, atol=atol, msg=lambda m, n=name: f"{n}: {m}")
-
-
-def descend(model: nn.Module) -> None:
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.grad is not None:
-                parameter.sub_(parameter.grad, alpha=0.01)
-
-
-# ---- compiling a recipe
-
-
-def fresh(recipe: Recipe, batch: int) -> tuple[nn.Module, nn.Module, Call]:
-    """The model, a twin that stays as the user wrote it, and a call; recipes that torch itself refuses are dropped."""
-    model = recipe.build()
-    try:
-        serial_step(copy.deepcopy(model), recipe.call(batch), seed=0)
-    except RuntimeError as error:  # an in-place write into something that backward needs: not a model
-        assume("modified by an inplace operation" not in str(error))
-        raise
-    return model, copy.deepcopy(model), recipe.call(batch)
-
-
-def compiled(model: nn.Module, K: int, call: Call, **options: Any) -> Program:
-    """A program of K stages, or of as many as the model allows."""
-    arguments = {"example_inputs": call.args, "example_kwargs": call.kwargs, "cost": "flops", **options}
-    try:
-        return parallelize(model, K, **arguments)
-    except PlanError as error:
-        assert error.most is not None and 1 <= error.most < K
-        program = parallelize(model, error.most, **arguments)
-        assert program.plan.K == error.most
-        return program
-
-
-# ---- properties
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("one_thread")]
 
 
 @examples(16)
@@ -392,117 +264,3 @@ def forward_bits(runs: nn.Module | Sequence[Stage], call: Call) -> list[Any]:
     else:
         outputs, _ = run_apart(runs, tensors_in((call.args, call.kwargs)))
     return [*map(bits, outputs), bits(torch.get_rng_state())]
-
-
-# ---- found by these properties or beside them; what is not mended yet is kept out of the strategies
-
-
-def agree(model: nn.Module, program: nn.Module, call: Call) -> None:
-    assert_same(serial_step(copy.deepcopy(model), call, seed=6), serial_step(program, call, seed=6))
-
-
-@pytest.mark.parametrize("name", ["graph", "code", "meta"])
-def test_a_block_may_have_the_name_of_something_in_fx(name: str) -> None:
-    recipe = Recipe(body=(Residual(), Residual()), name=name)
-    agree(model := recipe.build(), compiled(model, 2, recipe.call(2)), recipe.call(2))
-
-
-def test_a_view_may_be_written_in_place_after_a_boundary() -> None:
-    block = Residual(norm="batch view", activation="swish", add="+=")
-    recipe = Recipe(body=(Repeat(block),), kind="words", head="words")
-    agree(model := recipe.build(), compiled(model, 3, recipe.call(2)), recipe.call(2))
-
-
-class SharedOutputs(nn.Module):
-    """Two outputs share memory; one is made before the other is written."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(4))
-
-    def forward(self, x: Tensor) -> Any:
-        x = x + self.layers[0](x)
-        early = x.view(-1)
-        x.add_(self.layers[1](x * 2))
-        y = x
-        for inner in self.layers[2:]:
-            y = y + inner(y)
-        return y, early, x.view(2, 2, 2)
-
-
-def test_two_outputs_may_share_memory_that_is_written_late() -> None:
-    torch.manual_seed(0)
-    call = Call((torch.randn(2, 4),), {})
-    agree(model := SharedOutputs(), compiled(model, 3, call), call)
-
-
-@pytest.mark.xfail(strict=True, raises=InputError, reason="batch.resized takes every input whose leading size is the "
-                   "batch for a batched one")  # fmt: skip
-def test_an_input_without_a_batch_may_be_as_long_as_the_batch() -> None:
-    recipe = Recipe(body=(Gate("gain"), Residual()), inputs=("gain",), gain=4)
-    program = compiled(model := recipe.build(), 2, recipe.call(batch=4))
-    assert program.plan.batch_free
-    agree(model, program, recipe.call(batch=2))
-
-
-def test_a_block_put_into_eval_mode_after_compiling_is_refused_or_followed() -> None:
-    recipe = Recipe(body=(Residual(dropout="functional"), Residual()))
-    program = compiled(model := recipe.build(), 2, recipe.call(2))
-    model.block0.eval()
-    with contextlib.suppress(InputError):
-        agree(model, program, recipe.call(2))
-
-
-class Mode(Enum):
-    PLAIN = 1
-    HALVED = 2
-
-
-class Modes(SharedOutputs):
-    def forward(self, x: Tensor, mode: Mode) -> Any:
-        for inner in self.layers:
-            x = x + inner(x) * (1.0 if mode is Mode.PLAIN else 0.5)
-        return x
-
-
-def test_another_enum_member_is_refused_or_followed() -> None:
-    call = Call((torch.ones(2, 4), Mode.PLAIN), {})
-    program = compiled(model := Modes(), 2, call)
-    with contextlib.suppress(InputError):
-        agree(model, program, Call((torch.ones(2, 4), Mode.HALVED), {}))
-
-
-class Labelled(dict[str, Any]):
-    """Not registered with torch's pytree."""
-
-
-class OfLabels(SharedOutputs):
-    def forward(self, x: Tensor) -> Any:
-        for inner in self.layers:
-            x = x + inner(x)
-        return Labelled(main=x)
-
-
-def test_a_model_may_return_a_dict_of_its_own_class() -> None:
-    call = Call((torch.ones(2, 4),), {})
-    agree(model := OfLabels(), compiled(model, 2, call), call)
-
-
-@dataclass
-class Options:
-    scale: float = 1.0
-
-
-class Scaled(SharedOutputs):
-    def forward(self, x: Tensor, options: Options) -> Any:
-        for inner in self.layers:
-            x = x + inner(x) * options.scale
-        return x
-
-
-def test_an_options_object_changed_in_place_is_refused_or_followed() -> None:
-    call = Call((torch.ones(2, 4), Options()), {})
-    program = compiled(model := Scaled(), 2, call)
-    call.args[1].scale = 0.5
-    with contextlib.suppress(InputError):  # serial_step copies the call, which would hide it
-        assert torch.equal(model(*call.args), program(*call.args))

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lpcompile.passes.graph.tree import flatten
-from tests.properties.random_models import examples
+from tests.properties.strategies import examples
 
 Named = namedtuple("Named", ("left", "right"))
 

@@ -67,7 +67,7 @@ class Browser:
             self.process.wait(20)
         except (EOFError, OSError, TimeoutError, subprocess.TimeoutExpired):
             self.process.kill()
-            self.process.wait()
+            self.process.wait(20)
         os.close(self.send_to)
         os.close(self.read_from)
 
@@ -114,6 +114,10 @@ class Browser:
         self.ask("Page.navigate", url=file.as_uri())
         while not self.loaded:
             self._next()
+
+    def phone(self, width: int = 390, height: int = 844) -> None:
+        """From now on, a screen of this size."""
+        self.ask("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=True)
 
     def value(self, script: str) -> Any:
         """What an expression gives in the page."""

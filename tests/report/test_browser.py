@@ -23,7 +23,9 @@ pytestmark = pytest.mark.skipif(chromium() is None, reason=WHY)
 @pytest.fixture(scope="module")
 def file(tmp_path_factory):
     source = sources.load("resnet20", batch=8, device="meta")
-    program = parallelize(source.model, 3, example_inputs=source.example_args, cost="flops", memory_limit=2.0**30)
+    program = parallelize(
+        source.model, 3, example_inputs=source.example_args, cost="flops", method="multiplier", memory_limit=2.0**30
+    )
     found = tmp_path_factory.mktemp("page") / "page.html"
     program.plan.save(found.with_name("plan.json"))
     found.write_text(page(report_data(program, program.plan, LANES, SWEEP, name="resnet20")))
@@ -131,7 +133,7 @@ def test_many_stages_begin_at_the_first_and_a_plan_alone_says_why_it_has_no_sour
 
 
 def test_names_of_a_model_are_text_and_nothing_else(shared, tmp_path):
-    program = parallelize(Evil(), 2, example_inputs=torch.zeros(4, 8), cost="flops")
+    program = parallelize(Evil(), 2, example_inputs=torch.zeros(4, 8), cost="flops", method="multiplier")
     file = tmp_path / "evil.html"
     file.write_text(page(report_data(program, program.plan, name=EVIL)))
     shared.open(file)

@@ -21,7 +21,7 @@ from lpcompile.core.plan import Plan
 from lpcompile.core.tables import stage_table
 from lpcompile.draw.figure import svg_file
 from lpcompile.draw.png import png
-from lpcompile.report.data import Sweep, report_data
+from lpcompile.report.data import COMES_IN, StepNode, Sweep, generations, report_data
 from lpcompile.report.page import figures, page, panels
 from lpcompile.report.played import lanes, sweep, with_outlook
 from lpcompile.simulate.outlook import outlook
@@ -62,7 +62,9 @@ class Page(HTMLParser):
 @pytest.fixture(scope="module")
 def program():
     source = sources.load("resnet20", batch=8, device="meta")
-    return parallelize(source.model, 3, example_inputs=source.example_args, cost="flops", memory_limit=2.0**30)
+    return parallelize(
+        source.model, 3, example_inputs=source.example_args, cost="flops", method="multiplier", memory_limit=2.0**30
+    )
 
 
 @pytest.fixture(scope="module")
@@ -95,12 +97,12 @@ def test_the_page_shows_graph_load_memory_timelines_sweep_tables_and_source(data
                    "Critical path", "Boundaries against their neighbours", "Other K"):  # fmt: skip
         assert wanted in words, wanted
     for row in stage_table(plan).rows:
-        assert all(str(value) in words for value in row)
+        assert all(str(value) in words for value in row[:-1])  # the last is the load, which is drawn
 
 
 def test_a_click_shows_the_source_that_emit_writes_and_the_steps_of_a_block(data, program, tmp_path):
     found = panels(data)
-    program_on_cpu = parallelize(sources.load("resnet20", batch=8).model, 3, cost="flops",
+    program_on_cpu = parallelize(sources.load("resnet20", batch=8).model, 3, cost="flops", method="multiplier",
                                  example_inputs=torch.zeros(8, 3, 32, 32))  # fmt: skip
     folder = program_on_cpu.emit(tmp_path / "emitted")
     assert [stage["source"] for stage in found["stages"]] == [(folder / f"stage_{k}.py").read_text() for k in range(3)]
@@ -111,6 +113,19 @@ def test_a_click_shows_the_source_that_emit_writes_and_the_steps_of_a_block(data
     name, _, _, lane, joined = next(row for row in rows if len(row[4]) == 2)
     assert (name, lane) == ("add", 0)
     assert [rows[i][3] for i in joined] == [1, 0], "what came in stays beside the branch until both are added"
+
+
+def test_a_block_says_how_many_of_its_steps_depend_on_each_other():
+    """q, k and v of one input are one generation."""
+    nodes = [StepNode("x", COMES_IN, "", 0, ()), *(StepNode(name, "Linear", "", 0, (0,)) for name in "qkv"),
+             StepNode("attention", "softmax", "", 0, (1, 2, 3))]  # fmt: skip
+    assert generations(nodes) == [["q", "k", "v"], ["attention"]]
+
+
+def test_a_panel_shows_the_longest_chain_of_a_block(data):
+    block = next(u for u in panels(data)["units"] if u["name"] == "layer1.0")
+    steps = [row for row in block["nodes"] if row[1] != COMES_IN]
+    assert ["steps", f"{len(steps)}, the longest chain {len(steps) - 1}"] in block["facts"], "the shortcut is apart"
 
 
 def test_the_page_fetches_nothing_and_has_one_script_of_ours(data):
@@ -143,7 +158,7 @@ def test_the_sweep_stays_below_its_limit(program):
 
 
 def test_names_cannot_leave_their_place():
-    program = parallelize(Evil(), 2, example_inputs=torch.zeros(4, 8), cost="flops")
+    program = parallelize(Evil(), 2, example_inputs=torch.zeros(4, 8), cost="flops", method="multiplier")
     text = page(report_data(program, program.plan, name=EVIL))
     shown = Page(text)
     assert shown.tags.count("script") == 2 and "b" in shown.tags and "img" not in shown.tags

@@ -23,6 +23,7 @@ class Case:
     model: str = "norm"
     hosts: int = 0
     switch: str = ""
+    epochs: int = 1
 
 
 CASES = [
@@ -34,6 +35,14 @@ CASES = [
     Case("1f1b tied", "1f1b", {"micro": 4}, "wide"),
     Case("zero bubble", "zb", {"micro": 4}, "routed"),
     Case("zero bubble tied", "zb", {"micro": 4, "autocast": torch.float16}, "wide"),
+    Case("default", "auto", {"micro": 4, "clip": 0.1, "accumulate": 2}, "dropout"),
+    Case("default, tied, clipped", "auto", {"micro": 3, "clip": 0.1}, "wide"),
+    Case(
+        "default, recomputed in bfloat16",
+        "auto",
+        {"micro": 2, "autocast": torch.bfloat16, "checkpoint": True},
+        "resnet",
+    ),
     Case("penalty", "penalty"),
     Case("penalty, mixed hosts", "penalty", {"micro": 2}, hosts=1),
     Case("penalty, noise and dropout", "penalty", {"noise": 0.1}, "dropout"),
@@ -53,13 +62,23 @@ CASES = [
     Case("bfloat16", "multiplier", {"autocast": torch.bfloat16, "micro": 2}),
     Case("float16", "penalty", {"autocast": torch.float16}),
     Case("checkpoint", "penalty", {"checkpoint": True}, "dropout"),
-    Case("warm-up", "penalty", {"warmup": 2}),
-    Case("warm-up, then skewed", "multiplier", {"warmup": 2, "micro": 2}, hosts=1),
+    Case("warm-up", "penalty", {"warmup": 2, "recouple": 0}),
+    Case("warm-up, micro, refused", "penalty", {"warmup": 2, "recouple": 1e-9, "micro": 3}, "dropout", hosts=1),
+    Case("warm-up, then skewed", "multiplier", {"warmup": 2, "micro": 2, "recouple": 0}, hosts=1),
+    Case(
+        "recipe",
+        "1f1b[micro=4]@1steps,warmup@+1steps,multiplier[micro=2]@-2steps,stream[micro=2]",
+        {"total_steps": 6, "check_every": 2, "recouple": 0},
+        "dropout",
+    ),
+    Case("re-coupled", "multiplier", {"micro": 2, "recouple": 1e-9, "check_every": 3}, "dropout", epochs=3),
+    Case("checked, bfloat16 on the wire", "penalty", {"check_every": 2, "transfer": torch.bfloat16}, hosts=1),
     Case("the program's own AuxNets", "multiplier", {"micro": 2}, "resnet"),
     Case("channels last", "multiplier", {"micro": 2}, "resnet, channels last"),
     Case("channels last, l-infinity", "penalty", {"psi": "linf"}, "resnet, channels last"),
     Case("bfloat16 on the wire", "multiplier", {"micro": 2, "transfer": torch.bfloat16}, hosts=1),
     Case("bfloat16 on the wire, channels last", "penalty", {"transfer": torch.bfloat16}, "resnet, channels last"),
+    Case("8 bits on the wire", "stream", {"micro": 2, "transfer": torch.int8}, "resnet"),
     Case("AuxNets in bfloat16", "multiplier", {"micro": 2}, "resnet, bfloat16 AuxNets"),
     Case("AuxNets in bfloat16, recomputed stages", "penalty", {"checkpoint": True}, "resnet, bfloat16 AuxNets"),
     Case("AuxNets tied to their stages", "multiplier", {"micro": 2}, "tied resnet"),
@@ -110,7 +129,7 @@ def train(case: Case, K: int) -> dict[str, Any]:
     auxnets = None if "resnet" in case.model else any_auxnets(program)
     trainer = program.trainer(loss, optimizer=sgd, method=case.method, auxnets=auxnets, **case.options)
     metrics = []
-    for i, (x, y) in enumerate(data):
+    for i, (x, y) in enumerate(data * case.epochs):
         if case.switch and i == 4:
             trainer.switch(case.switch)
         index = torch.arange(len(y)) + 8 * (i % 3)

@@ -14,7 +14,7 @@ from lpcompile.runtime.engine.schedules import default_schedule
 from lpcompile.runtime.methods import METHODS
 from lpcompile.simulate.critical_path import CriticalPath, PathPart, critical_path
 from lpcompile.simulate.device_spec import LinkSpec
-from lpcompile.simulate.interconnect import Network
+from lpcompile.simulate.interconnect import Interconnect
 from lpcompile.simulate.op_costs import costs_of
 from lpcompile.simulate.outlook import outlook
 from lpcompile.simulate.outlook_text import path_table, path_text
@@ -25,7 +25,7 @@ SLOW = replace(IDEAL, inside=LinkSpec(0.001, 0))  # 1 ms for 1000 bytes
 
 
 def path_of(schedule: Schedule, plan, device=IDEAL) -> CriticalPath:
-    costs, network = costs_of(plan, device, schedule.micro), Network(device, plan.K)
+    costs, network = costs_of(plan, device, schedule.micro), Interconnect(device, plan.K)
     found = critical_path(schedule, costs, network)
     assert found.ms == pytest.approx(play(schedule, costs, network).step, rel=1e-3)
     return found
@@ -106,7 +106,7 @@ def test_whatever_the_costs_the_path_is_as_long_as_the_step(costs, K, method, sp
     units = tuple(replace(u, forward=c, backward=2 * c) for u, c in zip(base.units, costs, strict=True))
     plan = replan(replace(base, units=units, serial=3 * sum(costs)), K, method)
     device, schedule = replace(IDEAL, inside=LinkSpec(speed, 10.0)), default_schedule(plan)
-    found = critical_path(schedule, costs_of(plan, device, schedule.micro), Network(device, K))
+    found = critical_path(schedule, costs_of(plan, device, schedule.micro), Interconnect(device, K))
     assert found.ms == pytest.approx(simulate(plan, device).step, rel=2e-3)
 
 

@@ -40,13 +40,22 @@ K    micro    step ms    ρ     idle    memory    sent a step
 2    4        15         1.60  20 %    4.8 MiB   1.9 MiB
 4    8        8.25       2.91  27 %    3.8 MiB   5.7 MiB
 
-method    micro    step ms    ρ     idle    memory    sent a step    exact
---------  -------  ---------  ----  ------  --------  -------------  -------
-bp        1        24         1.00  50 %    4.8 MiB   1.9 MiB        yes
-gpipe     4        15         1.60  20 %    4.8 MiB   1.9 MiB        yes
+method    micro    step ms    ρ     idle    memory    sent a step    exact    steps late    extra parameters
+--------  -------  ---------  ----  ------  --------  -------------  -------  ------------  ------------------
+bp        1        24         1.00  50 %    4.8 MiB   1.9 MiB        yes      0             0
+gpipe     4        15         1.60  20 %    4.8 MiB   1.9 MiB        yes      0             0
 
 K = 2 gives 1.6x; K = 8 is the most that this model can use (5.6x); \
 even the busiest rank waits 20 % of a step for the others."""
+
+
+def test_the_outlook_says_what_auto_takes_and_what_would_be_faster():
+    plan = even_plan(2, "zbh2", units=8)
+    text = outlook_text(plan, outlook(plan, IDEAL, [], ["zbh2", "stream"]))
+    assert (
+        "method='auto' takes zbh2, with plain training's gradients; stream would be faster, and can lose accuracy"
+        in text
+    )
 
 
 def test_the_outlook_in_full():
@@ -106,9 +115,9 @@ SCHEMA = {
                    "unknown": list, "rho": float},
     "neighbours": [{"boundary": int, "by": int, "after": str, "step": float}],
     "sweep": [{"method": str, "K": int, "micro": int, "step": float, "rho": float, "idle": float, "memory": float,
-               "sent": float, "exact": bool}],
+               "sent": float, "exact": bool, "late": float, "extra": int}],
     "methods": [{"method": str, "K": int, "micro": int, "step": float, "rho": float, "idle": float, "memory": float,
-                 "sent": float, "exact": bool}],
+                 "sent": float, "exact": bool, "late": float, "extra": int}],
 }  # fmt: skip
 
 

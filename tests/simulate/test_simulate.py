@@ -18,7 +18,7 @@ from lpcompile.errors import ScheduleError
 from lpcompile.runtime.engine.schedules import default_schedule
 from lpcompile.runtime.methods import METHODS
 from lpcompile.simulate.device_spec import DeviceSpec, LinkSpec, device_spec
-from lpcompile.simulate.interconnect import Network
+from lpcompile.simulate.interconnect import Interconnect
 from lpcompile.simulate.op_costs import costs_of
 from lpcompile.simulate.step import play, simulate
 from lpcompile.simulate.step_text import chrome_trace
@@ -100,7 +100,7 @@ def two_ranks(post_late: bool) -> Schedule:
 def test_a_transfer_begins_when_its_receive_is_posted():
     device = replace(IDEAL, inside=LinkSpec(0.001, 0))
     plan = even_plan(2, "bp", output_bytes=12_000)  # 12 ms a message; a forward takes 4 ms, a backward 8 ms
-    early, late = (play(two_ranks(x), costs_of(plan, device, 1), Network(device, 2)).step for x in (False, True))
+    early, late = (play(two_ranks(x), costs_of(plan, device, 1), Interconnect(device, 2)).step for x in (False, True))
     assert late == pytest.approx(4 + 12 + 8, rel=1e-3)
     assert early == pytest.approx(12 + 8, rel=1e-3)
 
@@ -122,7 +122,7 @@ def test_replicas_add_an_all_reduce_of_the_gradients():
 def test_what_has_no_known_cost_is_listed():
     schedule = two_ranks(False)
     ranks = ((*schedule.ranks[0], Instruction("ponder")), schedule.ranks[1])
-    found = play(replace(schedule, ranks=ranks), costs_of(even_plan(2), IDEAL, 1), Network(IDEAL, 2))
+    found = play(replace(schedule, ranks=ranks), costs_of(even_plan(2), IDEAL, 1), Interconnect(IDEAL, 2))
     assert found.unknown == ("ponder",)
     assert "the cost of ponder is not known" in str(found)
 
@@ -133,7 +133,7 @@ def test_a_replay_buffer_is_waited_for_once():
     draw = Instruction("draw", 0, 1, 0, writes=(Ref("X", 1, 0),))
     work, head = Instruction("forward"), Instruction("head", 0, 1)
     schedule = Schedule("async", 2, 1, ((work, offer, head), (draw, work)), (1, 1))
-    found = play(schedule, costs_of(even_plan(2), IDEAL, 1), Network(IDEAL, 2))
+    found = play(schedule, costs_of(even_plan(2), IDEAL, 1), Interconnect(IDEAL, 2))
     assert not found.unknown
     assert found.busy[1] == pytest.approx(4, rel=1e-3)  # its own forward; rank 0 needs its head, too
 
@@ -148,7 +148,7 @@ def test_a_schedule_that_hangs_is_told():
     wait = Instruction("wait", 0, 1, writes=(Ref("X", 1, 0),))
     schedule = Schedule("hangs", 2, 1, ((wait,), (Instruction("forward"),)), (1, 1))
     with pytest.raises(ScheduleError, match="ranks 0 wait for what never comes"):
-        play(schedule, costs_of(even_plan(2), IDEAL, 1), Network(IDEAL, 2))
+        play(schedule, costs_of(even_plan(2), IDEAL, 1), Interconnect(IDEAL, 2))
 
 
 SLOW = 5  # times as slow as the machine on which every method takes under two seconds

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from lpcompile import sources
 from lpcompile.errors import UsageError
 from lpcompile.models import REGISTRY
 from lpcompile.sources import BUILT_IN, DEFAULT_BATCH, KINDS, PYTHON, Source, kind_of, load
+from tests.fresh_python import printed
 
 TINY_BERT = {
     "vocab_size": 50,
@@ -80,7 +80,7 @@ def test_an_unknown_name_lists_all_kinds() -> None:
 
 def test_the_table_is_read_without_torch() -> None:
     code = "import sys, lpcompile.sources as s; s.KINDS; print('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "False"
+    assert printed(code) == "False"
     with pytest.raises(AttributeError, match=r"'lpcompile\.sources' has no attribute 'sorce'"):
         sources.sorce  # noqa: B018
 

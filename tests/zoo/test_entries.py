@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -12,6 +10,7 @@ from torch.utils._pytree import tree_leaves
 
 from lpcompile.errors import UsageError
 from lpcompile.zoo import SUITES, ZooEntry, find, zoo
+from tests.fresh_python import printed
 
 
 def tensors(output: Any) -> list[torch.Tensor]:
@@ -47,8 +46,7 @@ def test_an_unknown_name_or_suite_is_refused_with_the_nearest() -> None:
 def test_listing_imports_none_of_the_packages() -> None:
     heavy = "{'torchvision', 'timm', 'transformers'}"
     code = f"import sys; from lpcompile.zoo import zoo; zoo(); print({heavy} & {{*sys.modules}})"
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert result.stdout.strip() == "set()"
+    assert printed(code) == "set()"
 
 
 def test_an_entry_builds_the_same_model_every_time_and_keeps_the_random_state() -> None:

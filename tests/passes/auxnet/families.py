@@ -135,7 +135,7 @@ FAMILIES: dict[str, tuple[Callable[[], nn.Module], Call]] = {
 def compiled(name: str, K: int = 2, **options: Any) -> Program:
     torch.manual_seed(0)
     build, call = FAMILIES[name]
-    return lpcompile.parallelize(build(), K, **call, cost="flops", gate=False, **options)
+    return lpcompile.parallelize(build(), K, **call, cost="flops", gate=False, **{"method": "multiplier", **options})
 
 
 def boundaries(program: Program, tensors: list[torch.Tensor]) -> list[tuple[list[torch.Tensor], list[torch.Tensor]]]:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from lpcompile.passes.auxnet.check import Mismatch, checked_flops
+from lpcompile.passes.auxnet.check import Mismatch, checked_flops, learns
 from lpcompile.passes.auxnet.derive import AuxNet, aux_io, derive
 from tests.passes.auxnet.small import stack, stages
 
@@ -45,6 +45,24 @@ def test_the_number_of_tensors_counts(aux: AuxNet) -> None:
     (spec,) = aux_io(aux).boundary
     with pytest.raises(Mismatch, match="it gives 1 tensors where the boundary has 2"):
         checked_flops(aux, (spec, spec))
+
+
+class Codes(nn.Module):
+    """A codebook: its gradient ends at the choice of a code."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.code = nn.Embedding(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found = self.code(torch.cdist(x, self.code.weight).argmin(-1))
+        return x + (found - x).detach()
+
+
+def test_a_network_learns_if_a_gradient_reaches_a_parameter() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), Codes(), nn.Linear(4, 4))
+    found = [learns(s._lp_graphs[True], s) for s in stages(model, torch.zeros(2, 4), "_0", "add")]
+    assert found == [True, False, True]
 
 
 class Fixed(nn.Module):

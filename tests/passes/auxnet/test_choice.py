@@ -23,7 +23,7 @@ def resnet110() -> Program:
     """Cut where the number of channels changes."""
     return lpcompile.parallelize(
         models.resnet110(), 3, example_inputs=torch.randn(2, 3, 32, 32), cost="flops", gate=False,
-        pins={"cut": ["layer1", "layer2"]}, aux_budget=0.172,
+        method="penalty", pins={"cut": ["layer1", "layer2"]}, aux_budget=0.172,
     )  # fmt: skip
 
 

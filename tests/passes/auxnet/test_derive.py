@@ -39,7 +39,7 @@ def test_fresh_auxnets_meet_the_budget_and_the_shapes(name: str) -> None:
 
 def test_a_stage_can_be_derived_by_itself() -> None:
     program = compiled("post-activation ResNet", 2, method="bp")
-    assert program.auxnets == ()
+    assert program.plan.boundaries[0].aux is None
     aux = derive(program.stages[0], budget=0.4)
     assert isinstance(aux, AuxNet) and aux.record.kept and 0 < aux.record.forward_share <= 0.4
 
@@ -82,7 +82,9 @@ class TwoStreams(nn.Module):
 def test_every_tensor_of_a_wide_boundary_gets_its_output() -> None:
     torch.manual_seed(0)
     x = torch.randn(4, 6)
-    program = lpcompile.parallelize(TwoStreams(), 3, example_inputs=x, cost="flops", init="consistent", max_width=2)
+    program = lpcompile.parallelize(
+        TwoStreams(), 3, example_inputs=x, cost="flops", method="penalty", init="consistent", max_width=2
+    )
     pairs = boundaries(program, [x])
     assert [len(lams) for lams, _ in pairs] == [2, 2]
     assert all(torch.equal(a, b) for lams, xs in pairs for a, b in zip(lams, xs, strict=True))

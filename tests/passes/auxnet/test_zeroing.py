@@ -107,7 +107,9 @@ UNABLE = ("ReLU after", "one plus", "spectral norm")  # no zero is there that co
 def test_a_consistent_start_is_exact_and_every_branch_can_learn(name: str) -> None:
     torch.manual_seed(0)
     model, x = Stack(MAKERS[name]), torch.randn(5, 4)
-    program = lpcompile.parallelize(model, 2, example_inputs=x, cost="flops", init="consistent", gate=False)
+    program = lpcompile.parallelize(
+        model, 2, example_inputs=x, cost="flops", method="penalty", init="consistent", gate=False
+    )
     program.train()
     assert stage_io(program.stages[0]).inputs == (0,)
     with torch.no_grad():
@@ -164,7 +166,9 @@ def test_where_no_branch_can_start_at_zero_the_model_is_left_alone_and_that_is_s
     model = Stack(MAKERS[name])
     before = {n: p.detach().clone() for n, p in model.named_parameters()}
     with pytest.warns(UserWarning, match=r"not consistent at boundary 1: .*an adapter cannot start there"):
-        lpcompile.parallelize(model, 2, example_inputs=torch.randn(5, 4), cost="flops", init="consistent", gate=False)
+        lpcompile.parallelize(
+            model, 2, example_inputs=torch.randn(5, 4), cost="flops", method="penalty", init="consistent", gate=False
+        )
     assert all(torch.equal(before[n], p) for n, p in model.named_parameters())
 
 
@@ -187,7 +191,9 @@ def test_what_others_use_too_is_not_set_to_zero() -> None:
     torch.manual_seed(0)
     model, ids = Gated(), torch.randint(0, 9, (4, 5))
     with pytest.warns(UserWarning, match="not consistent"):
-        lpcompile.parallelize(model, 2, example_inputs=ids, cost="flops", init="consistent", gate=False)
+        lpcompile.parallelize(
+            model, 2, example_inputs=ids, cost="flops", method="penalty", init="consistent", gate=False
+        )
     assert bool(model.embedding.weight.any())
 
 
@@ -197,7 +203,9 @@ def test_frozen_branches_are_not_set_to_zero() -> None:
     for block in model.blocks:
         block.requires_grad_(False)
     with pytest.warns(UserWarning, match="not consistent"):
-        lpcompile.parallelize(model, 2, example_inputs=torch.randn(5, 4), cost="flops", init="consistent", gate=False)
+        lpcompile.parallelize(
+            model, 2, example_inputs=torch.randn(5, 4), cost="flops", method="penalty", init="consistent", gate=False
+        )
     assert all(bool(p.any()) for p in model.blocks.parameters())
 
 
@@ -210,7 +218,9 @@ def test_a_program_that_is_refused_leaves_the_weights_alone(monkeypatch: pytest.
     model = Stack(MAKERS["linear"])
     before = {n: p.detach().clone() for n, p in model.named_parameters()}
     with pytest.raises(lpcompile.GateError):
-        lpcompile.parallelize(model, 2, example_inputs=torch.randn(5, 4), cost="flops", init="consistent")
+        lpcompile.parallelize(
+            model, 2, example_inputs=torch.randn(5, 4), cost="flops", method="penalty", init="consistent"
+        )
     assert all(torch.equal(before[n], p) for n, p in model.named_parameters())
 
 
@@ -257,5 +267,7 @@ def test_a_trained_model_is_refused_for_a_consistent_start(signs: str) -> None:
         model.conv1.weight.grad = torch.zeros_like(model.conv1.weight)
     before = {name: t.clone() for name, t in model.state_dict().items()}
     with pytest.raises(UsageError, match=r"was trained: .* aux_init='copy'"):
-        lpcompile.parallelize(model, 2, example_inputs=torch.randn(2, 3, 32, 32), cost="flops", init="consistent")
+        lpcompile.parallelize(
+            model, 2, example_inputs=torch.randn(2, 3, 32, 32), cost="flops", method="penalty", init="consistent"
+        )
     assert all(torch.equal(before[n], t) for n, t in model.state_dict().items())

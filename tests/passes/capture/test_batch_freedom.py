@@ -33,3 +33,23 @@ def test_what_is_linear_in_the_batch_follows_it():
     for batch in (1, 3, 8):
         x = torch.randn(batch, 4)
         assert torch.equal(captured(x), model(x))
+
+
+class NumberedRows(torch.nn.Module):
+    """Rows that refer to each other by number, as the nodes of a graph: the first dimension is no batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(8, 8) for _ in range(4))
+
+    def forward(self, x, index):
+        for layer in self.layers:
+            x = x + torch.relu(layer(x))[index]
+        return x
+
+
+def test_inputs_that_number_their_rows_are_taken_as_they_are():
+    model, x, index = NumberedRows(), torch.randn(9, 8), torch.arange(9).flip(0)
+    program = lpcompile.parallelize(model, 2, example_inputs=(x, index), cost="flops")
+    assert program.plan.gate == "bitwise" and not program.plan.batch_free
+    assert "by number" in program.plan.notes[0]

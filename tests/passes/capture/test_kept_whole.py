@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import random
+import secrets
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -25,14 +28,16 @@ class Stepper(nn.Module):
 
 
 class RandomDepth(nn.Module):
-    """Kept whole: it draws from Python's generator."""
+    """Kept whole: it draws an integer that is a size."""
 
     def __init__(self) -> None:
         super().__init__()
         self.lin = nn.Linear(4, 4)
 
     def forward(self, x):
-        return x if random.random() < 0.5 else x + self.lin(x)
+        for _ in range(random.randrange(3)):
+            x = x + self.lin(x)
+        return x
 
 
 class DataBranch(nn.Module):
@@ -44,6 +49,38 @@ class DataBranch(nn.Module):
 
     def forward(self, x):
         return self.lin(x) if x.sum() > 0 else x
+
+
+class OwnChance(nn.Module):
+    """Kept whole: it skips its layer by a draw that the states of Python's and numpy's own generators do not show."""
+
+    def __init__(self, go=None) -> None:
+        super().__init__()
+        self.lin, self.dice, self.numpy, self.go = nn.Linear(4, 4), random.Random(3), np.random.default_rng(3), go
+
+    def forward(self, x):
+        return x + self.lin(x) if self.go(self) else x
+
+
+@pytest.mark.parametrize(
+    "go",
+    [
+        lambda m: m.dice.random() < 0.5,
+        lambda m: m.dice.choice([0, 1]),
+        lambda m: m.numpy.random() < 0.5,
+        lambda m: random.Random().random() < 0.5,
+        lambda m: np.random.default_rng().random() < 0.5,
+        lambda m: secrets.randbelow(2),
+        lambda m: os.urandom(1)[0] < 128,
+    ],
+)
+def test_a_branch_by_a_generator_of_the_models_own_stays_a_branch(go):
+    model = nn.Sequential(nn.Linear(4, 4), OwnChance(go), nn.Linear(4, 4), nn.Linear(4, 4))
+    captured = lpcompile.capture(model, torch.randn(2, 4))
+    assert captured._lp.kept_whole == ("1",)
+    assert vars(random.Random).keys().isdisjoint({"random", "getrandbits"}) and os.urandom.__module__ == "posix"
+    steady = nn.Sequential(nn.Linear(4, 4), OwnChance(lambda m: True), nn.Linear(4, 4))
+    assert lpcompile.capture(steady, torch.randn(2, 4))._lp.kept_whole == ()
 
 
 @pytest.mark.parametrize("kind, reason", [(Stepper, "sets the attribute"), (RandomDepth, "random generator"),
@@ -115,3 +152,53 @@ def test_a_tensor_that_a_whole_module_leaves_behind_can_be_read():
     model, x = Mixture(), torch.randn(2, 4)
     captured = lpcompile.capture(model, x)
     assert all(torch.equal(a, b) for a, b in zip(captured(x), model(x), strict=True))
+
+
+class Layers(nn.Module):
+    """Kept whole: it skips layers at random, and returns as many tensors as it ran."""
+
+    def __init__(self, rate: float) -> None:
+        super().__init__()
+        self.layers, self.rate = nn.ModuleList(nn.Linear(4, 4) for _ in range(6)), rate
+
+    def forward(self, x):
+        found = [x]
+        for layer in self.layers:
+            if self.training and random.random() < self.rate:
+                continue
+            found.append(torch.tanh(layer(found[-1])))
+        return found
+
+
+class Averages(nn.Module):
+    def __init__(self, rate: float) -> None:
+        super().__init__()
+        self.layers, self.heads = Layers(rate), nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+
+    def forward(self, x):
+        x = torch.stack(self.layers(x)).mean(0)
+        for head in self.heads:
+            x = torch.relu(head(x))
+        return x
+
+
+def test_a_list_of_varying_length_is_refused_by_the_gate():
+    with pytest.raises(lpcompile.GateError, match="layers returned"):
+        lpcompile.parallelize(Averages(0.3), 2, example_inputs=torch.randn(4, 4), cost="flops")
+
+
+def test_a_list_of_another_length_is_refused_at_the_call():
+    random.seed(0)
+    model, x = Averages(0.3), torch.randn(4, 4)
+    program = lpcompile.parallelize(model, 2, example_inputs=x, cost="flops", gate=False)
+    right, refused = 0, 0
+    for seed in range(12):
+        random.seed(seed)
+        wanted = model(x)
+        random.seed(seed)
+        try:
+            right += torch.equal(program(x), wanted)
+        except lpcompile.InputError as error:
+            assert "layers returned" in str(error)
+            refused += 1
+    assert right + refused == 12 and refused

@@ -66,6 +66,8 @@ def test_bad_arguments_are_refused_with_a_remedy():
         lpcompile.capture(Net(), torch.randn(2, 3, 8, 8), front_end="magic")
     with pytest.raises(CaptureError, match="run the model once"):
         lpcompile.capture(nn.LazyLinear(4), torch.randn(2, 4))
+    with pytest.raises(CaptureError, match="weight is lazy and has no shape yet; run the model once"):
+        lpcompile.parallelize(nn.Sequential(nn.Linear(4, 4), nn.LazyBatchNorm1d()), 2, example_inputs=torch.randn(2, 4))
 
 
 def test_an_exception_that_forward_swallows_is_still_a_refusal():

@@ -13,8 +13,8 @@ from lpcompile import parallelize
 from lpcompile.passes.codegen.items import Contents
 from lpcompile.passes.codegen.leaf import leaf
 from lpcompile.passes.codegen.source import stage_source
+from lpcompile.passes.codegen.text.values import Names
 from lpcompile.passes.codegen.tree import Part, View, build_tree, is_container
-from lpcompile.passes.codegen.values import Names
 
 
 @dataclass

@@ -11,8 +11,9 @@ import torch.nn.functional as F
 from torch import fx
 
 from lpcompile import EmitError
-from lpcompile.passes.codegen.calls import ATOM, Expr, argument, expression, operation, scaled, size_text, symbol_text
-from lpcompile.passes.codegen.values import Names
+from lpcompile.passes.codegen.calls import argument, expression, operation, symbol_text
+from lpcompile.passes.codegen.operators import Expr
+from lpcompile.passes.codegen.text.values import Names
 from lpcompile.passes.graph import calls
 
 
@@ -101,12 +102,7 @@ def test_a_value_without_source_is_refused_with_its_place() -> None:
         argument(object(), lambda node: X, Names(), "here")
 
 
-def test_sizes_follow_the_batch() -> None:
-    assert size_text("x", 0, 1).text == "x.shape[0]"
-    assert size_text("x", 1, 4) == Expr("x.shape[1] // 4", 11)
-    assert scaled(Expr("batch"), 3, -1).text == "3 * batch - 1"
-    assert scaled(SUM, 3, 0).text == "3 * (a + b)"
-    assert scaled(X, 1, 0).level == ATOM
+def test_a_device_is_read_off_an_input() -> None:
     graph = fx.Graph()
     device = graph.call_function(calls.device_of, (graph.placeholder("x"),))
     assert symbol_text(device, lambda node: X).text == "x.device"

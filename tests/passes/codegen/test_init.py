@@ -16,7 +16,7 @@ from lpcompile.passes.codegen.init import (
     slots,
     structure,
 )
-from lpcompile.passes.codegen.values import Names
+from lpcompile.passes.codegen.text.values import Names
 from tests.passes.codegen.stages import Block, Blocks, Opened, opened, rows
 
 

@@ -12,7 +12,7 @@ from torch.nn.utils import parametrizations
 from lpcompile import EmitError
 from lpcompile.passes.codegen.leaf import configuration, empty, leaf
 from lpcompile.passes.codegen.source import REBUILD_HELPER
-from lpcompile.passes.codegen.values import Names
+from lpcompile.passes.codegen.text.values import Names
 
 
 def text(layer: nn.Module, names: Names | None = None) -> str:
@@ -59,6 +59,8 @@ def test_hooks_and_patched_forwards_are_refused() -> None:
         text(hooked)
     with pytest.raises(EmitError, match="its forward was replaced on the instance; make a subclass"):
         text(patched)
+    with pytest.raises(EmitError, match="it is a TorchScript module, which has no Python code; compile the model with"):
+        text(torch.jit.script(nn.Linear(3, 4)))
 
 
 def test_a_configuration_is_one_constant_of_the_file() -> None:
@@ -85,3 +87,16 @@ def test_empty_tensors_have_shape_and_dtype() -> None:
     assert empty(None, Names(), "fc") == "None"
     with pytest.raises(EmitError, match="use a plain dense tensor"):
         empty(torch.zeros(2).to_sparse(), Names(), "fc")
+
+
+def test_layers_of_torch_geometric_are_calls_of_their_constructor() -> None:
+    layers = pytest.importorskip("torch_geometric.nn")
+    layer = layers.GCNConv(3, 4, improved=True)
+    layer(torch.zeros(2, 3), torch.tensor([[0], [1]]))  # which its inspector remembers
+    assert text(layer) == "GCNConv(3, 4, improved=True)"
+
+
+def test_layers_of_einops_are_calls_of_their_constructor() -> None:
+    layers = pytest.importorskip("einops.layers.torch")
+    assert text(layers.Rearrange("b (h d) -> b h d", h=4)).endswith('Rearrange("b (h d) -> b h d", h=4)')
+    assert text(layers.EinMix("b c -> b d", weight_shape="c d", bias_shape="d", c=3, d=4)).startswith("EinMix(")

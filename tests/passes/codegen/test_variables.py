@@ -9,7 +9,7 @@ from torch import fx
 
 from lpcompile.core.stage_io import TensorSpec
 from lpcompile.passes.codegen.items import Item
-from lpcompile.passes.codegen.values import Names
+from lpcompile.passes.codegen.text.values import Names
 from lpcompile.passes.codegen.variables import Scope, hint, mixes, module_hint
 from lpcompile.passes.graph import calls
 

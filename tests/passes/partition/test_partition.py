@@ -85,7 +85,7 @@ def test_equal_steps_prefer_fewer_bytes_then_auxnets_below() -> None:
     split = partition(profile, 3, method="bp")
     assert split.step == pytest.approx(100) and split.cuts[0] == 1 and split.cuts[1] == 3
     zeros = profile_of([0.0] * 6)
-    assert partition(zeros, 3).aux_ranks == (0, 1)
+    assert partition(zeros, 3, method="penalty").aux_ranks == (0, 1)
 
 
 def test_the_same_input_gives_the_same_plan() -> None:
@@ -139,7 +139,7 @@ def test_memory_moves_cuts_and_the_error_names_the_limit_that_works() -> None:
         (True, {}, UsageError, r"K=True is no number"),
         (2.0, {}, UsageError, r"K=2.0 is no number"),
         (9, {}, PlanError, r"has 8 units between legal cuts, so at most 8 stages; ask for K<=8"),
-        (2, {"method": "multiplyer"}, UsageError, r"the closest is 'multiplier', all are bp, .*dgl-async"),
+        (2, {"method": "multiplyer"}, UsageError, r"the closest is 'multiplier', all are auto, bp, .*dgl-async"),
         (2, {"aux_budget": 1.5}, UsageError, r"aux_budget=1.5 .* from 0 to 1"),
         (2, {"aux_budget": math.nan}, UsageError, r"aux_budget=nan"),
         (2, {"speeds": [1.0]}, UsageError, r"must be 2 positive numbers"),

@@ -58,8 +58,20 @@ def test_long_steps_are_few_and_short_ones_many():
             and found.max_whole_steps < found.min_steps
         )
         assert measure.limits(samples.Affordable([], ms, fewer=True, warm=False)).warmup == 1
-    whole = measure.limits(samples.Affordable([], 1000.0, warm=False))  # such steps need no scaling: keep them exact
-    assert whole.max_whole_steps == measure.MAX_STEPS and whole.warmup and whole.seconds == measure.MEASURING_SECONDS
+    whole = measure.limits(samples.Affordable([], 500.0, warm=False))  # such steps need no scaling: keep them exact
+    assert (
+        whole.max_whole_steps == measure.MAX_STEPS
+        and whole.warmup
+        and whole.seconds == measure.UNITS_SHARE * measure.MEASURING_SECONDS
+    )
+
+
+@pytest.mark.parametrize("ms", (400.0, 700.0, samples.SLOW_STEP))
+def test_steps_of_all_samples_take_about_the_time_that_there_is(ms):
+    """Divided and undivided steps, however long one is."""
+    found = measure.limits(samples.Affordable([], ms))
+    undivided = min(found.max_whole_steps, found.min_steps + found.warmup)
+    assert (found.min_steps + found.warmup + undivided) * ms <= 1e3 * found.seconds
 
 
 class Ticks:
@@ -98,6 +110,36 @@ def test_times_are_for_the_whole_mini_batch(monkeypatch: pytest.MonkeyPatch) -> 
     assert (found.whole_forward, found.whole_backward, found.part) == (4.0, 4.0, 0.25)
     assert sum(u.forward for u in found.units) == pytest.approx(4.0)
     assert "measured with micro-batches of 4 samples" in found.notes[0]
+
+
+def test_compiled_units_are_timed_in_their_compiled_form_and_kept_apart_from_eager_ones(tmp_path, monkeypatch):
+    monkeypatch.setenv("LPCOMPILE_CACHE", str(tmp_path))
+    ran: list[nn.Module] = []
+
+    def compiled(part: nn.Module, dynamic: bool) -> Any:
+        return lambda *given: ran.append(part) or part(*given)
+
+    monkeypatch.setattr(torch, "compile", compiled)
+    given = prepared(nn.Sequential(*(nn.Linear(4, 4) for _ in range(3))), torch.randn(4, 4))
+    found = profile(*given, compiled=True, seconds=0.01)
+    assert len({id(part) for part in ran}) == len(found.units) == 3 and found.raw_ratio == 1.0
+    assert "compiled by torch.compile" in found.notes[0]
+    assert "from the profile cache" in profile(*given, compiled=True).notes[-1]
+    assert "from the profile cache" not in profile(*given, seconds=0.01).notes
+
+
+def test_units_that_cannot_be_compiled_are_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+    failed = type("CppCompileError", (Exception,), {"__module__": "torch._inductor.exc"})
+
+    def fails(part: nn.Module, dynamic: bool) -> Any:
+        def call(*given: Any) -> Any:
+            raise failed("no g++")
+
+        return call
+
+    monkeypatch.setattr(torch, "compile", fails)
+    with pytest.raises(lpcompile.LpError, match=r"the units of this model \(no g\+\+\); it needs a C\+\+ compiler"):
+        ticked(monkeypatch, compiled=True)
 
 
 def test_the_number_of_threads_is_put_back(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 from torch import nn
@@ -35,7 +37,7 @@ def test_costs_must_come_from_a_known_source():
 def test_progress_shows_every_phase_in_order_and_ends(tmp_path, monkeypatch):
     monkeypatch.setenv("LPCOMPILE_CACHE", str(tmp_path))
     seen = []
-    lpcompile.parallelize(models.resnet20(), 3, example_inputs=torch.randn(4, 3, 32, 32),
+    lpcompile.parallelize(models.resnet20(), 3, example_inputs=torch.randn(4, 3, 32, 32), method="penalty",
                           progress=lambda share, what: seen.append((share, what)))  # fmt: skip
     shares = [share for share, _ in seen]
     assert shares == sorted(shares) and shares[0] == 0 and seen[-1] == (1.0, "")
@@ -43,7 +45,7 @@ def test_progress_shows_every_phase_in_order_and_ends(tmp_path, monkeypatch):
     for phase in (
         "capturing the model",
         "a first step with 2 of 4 samples",
-        "units, step 7",
+        "units, step 1",
         "AuxNet 2 of 2",
         "checking one step",
     ):
@@ -56,3 +58,17 @@ def test_progress_ends_where_compiling_fails():
         lpcompile.parallelize(nn.Linear(4, 4), 9, example_inputs=torch.randn(4, 4),
                               progress=lambda share, what: seen.append(share))  # fmt: skip
     assert seen[-1] == 1.0
+
+
+@pytest.mark.parametrize("odd", [
+    {"units": []}, {"units": "none"}, {"loss": "much"}, {"part": None}, {"device": None, "whole_forward": -1.0},
+    "[" * 100_000,
+])  # fmt: skip
+def test_a_cached_profile_with_odd_content_is_measured_anew(tmp_path, monkeypatch, odd):
+    monkeypatch.setenv("LPCOMPILE_CACHE", str(tmp_path))
+    parts = prepared(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)), torch.randn(4, 8))
+    profile(*parts, cost="measured")
+    file = next(tmp_path.iterdir())
+    file.write_text(odd if isinstance(odd, str) else json.dumps({**json.loads(file.read_text()), **odd}))
+    found = profile(*parts, cost="measured")
+    assert "from the profile cache" not in found.notes and len(found.units) == len(parts[1])

@@ -171,3 +171,77 @@ def test_one_tensor_is_live_exactly_after_the_values_that_all_paths_pass(make, x
         on_all_paths.add(node)
         end = node
     assert len(alone) > 2 and alone == on_all_paths
+
+
+class Diffusion(nn.Module):
+    """Time steps are drawn at the start and used by every block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(10, 4)
+        self.blocks = nn.ModuleList(Residual() for _ in range(4))
+
+    def forward(self, x):
+        t = torch.randint(0, 10, (x.shape[0],))
+        for block in self.blocks:
+            x = block(x + self.table(t)) * (1 + t[:, None] / 100)
+        return x
+
+
+def test_integers_drawn_inside_forward_ride_beside_the_boundary():
+    model, x = Diffusion(), torch.randn(4, 4)
+    program = lpcompile.parallelize(model, 4, example_inputs=x, cost="flops", method="penalty")
+    assert [[str(s.dtype) for s in b.specs] for b in program.plan.boundaries] == [["torch.int64", "torch.float32"]] * 3
+    for method in ("stream", "1f1b", "penalty"):
+        trainer = program.trainer(
+            lambda out, y: out.square().mean(), optimizer=lambda ps: torch.optim.SGD(ps, 0.01), method=method
+        )
+        assert trainer.step(x, torch.zeros(4))["loss"] >= 0
+
+
+def test_a_reason_gives_the_line_of_the_value():
+    class Counts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, x):
+            return self.b((self.a(x) > 0).float())
+
+    found = reasons(Counts(), torch.randn(2, 4))
+    assert any("test_cuts.py" in reason and "in forward" in reason for reason in found.values())
+
+
+class DropsConnections(nn.Module):
+    """Stochastic depth by hand: in training the block adds once more than in evaluation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(4, 4)
+
+    def forward(self, x):
+        out = self.a(x)
+        if self.training:
+            keep = torch.rand(x.shape[0], 1)
+            keep = keep + 0.8
+            out = out * keep.floor()
+        return x + out
+
+
+class MixesBranches(DropsConnections):
+    """Two branches: one step mixes them in training, two in evaluation."""
+
+    def forward(self, x):
+        return x + torch.lerp(self.a(x), x, 0.3) if self.training else x + (self.a(x) + x) / 2
+
+
+def test_a_step_more_before_the_sum_does_not_hide_the_sum():
+    assert len(legal(nn.Sequential(*[MixesBranches() for _ in range(4)]), torch.randn(4, 4))) >= 3
+
+
+def test_values_of_the_two_modes_are_told_apart_by_their_lines():
+    found = legal(nn.Sequential(*[DropsConnections() for _ in range(4)]), torch.randn(4, 4))
+    assert len(found) >= 3
+    model = nn.Sequential(*[DropsConnections() for _ in range(4)])
+    program = lpcompile.parallelize(model, 4, example_inputs=torch.randn(4, 4), cost="flops", method="bp")
+    assert program.plan.gate == "bitwise" and program.plan.imbalance < 1.25

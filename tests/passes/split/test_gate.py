@@ -10,6 +10,7 @@ from torch import nn
 
 import lpcompile
 from lpcompile.errors import GateError
+from lpcompile.passes.graph.calls import as_recorded
 from lpcompile.planning.pipeline import run_gate
 
 
@@ -86,3 +87,28 @@ def test_the_gate_leaves_the_model_as_it_was():
     assert torch.equal(generator, torch.get_rng_state())
     assert all(torch.equal(v, state[k]) for k, v in model.state_dict().items())
     assert all(p.grad is gradients[n] and torch.equal(p.grad, values[n]) for n, p in model.named_parameters())
+
+
+def test_a_program_that_fails_names_the_module_to_keep_whole():
+    blocks = nn.Sequential(nn.Sequential(make()), nn.Linear(4, 4))
+    program = lpcompile.parallelize(blocks, 2, example_inputs=torch.randn(4, 4), cost="flops", pins={"cut": ["0.0.0"]})
+    tamper(program, "0.0.2", lambda t: t[:, :0] @ t)
+    with pytest.raises(GateError, match=r"it fails in 0\.0\.2 or after it: keep '0\.0' whole with leaf=\['0\.0'\]"):
+        run_gate(program.captured, program.stages, [torch.randn(4, 4)])
+
+
+def test_an_error_of_our_own_says_itself_what_to_do():
+    program = compiled(make(), torch.randn(4, 4))
+    tamper(program, "3", lambda t: as_recorded([t], "[*, *]", "a.b"))
+    with pytest.raises(GateError, match=r"keep its caller whole with leaf=\['a'\]\)$"):
+        run_gate(program.captured, program.stages, [torch.randn(4, 4)])
+
+
+def test_a_difference_names_the_module_to_keep_whole():
+    program = compiled(make(), torch.randn(4, 4))
+    tamper(program, "3", lambda t: t * 1.0000001)
+    blocks = nn.Sequential(nn.Sequential(make()), nn.Linear(4, 4))
+    inner = lpcompile.parallelize(blocks, 2, example_inputs=torch.randn(4, 4), cost="flops", pins={"cut": ["0.0.0"]})
+    tamper(inner, "0.0.2", lambda t: t + 1e-3)
+    with pytest.raises(GateError, match=r"It begins in 0\.0: keep that module whole with leaf=\['0\.0'\]"):
+        run_gate(inner.captured, inner.stages, [torch.randn(4, 4)])

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import networkx as nx
 import pytest
 import torch
@@ -13,6 +10,7 @@ import lpcompile
 from lpcompile import sources
 from lpcompile.errors import UsageError
 from lpcompile.zoo import find
+from tests.fresh_python import printed
 
 
 def compiled(name, K=3, **given):
@@ -89,4 +87,4 @@ def test_a_program_from_emitted_code_has_no_graph(tmp_path):
 def test_networkx_is_imported_only_when_a_graph_is_asked_for():
     modules = "sys, lpcompile.program, lpcompile.passes.split.graph_export, lpcompile.draw.graph_file"
     code = f"import {modules}; print('networkx' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "False"
+    assert printed(code) == "False"

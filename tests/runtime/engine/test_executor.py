@@ -26,7 +26,7 @@ class Fake:
     def shapes(self, key):
         return ()
 
-    def message(self, value):
+    def message(self, key, value):
         return (torch.zeros(2),)
 
     def unpacked(self, key, found):

@@ -8,8 +8,9 @@ import torch.nn.functional as F
 from torch import nn
 
 import lpcompile
-from lpcompile.errors import InputError, UsageError
+from lpcompile.errors import InputError, TrainingError, UsageError
 from lpcompile.runtime.penalty import beta
+from tests.fresh_python import printed
 from tests.runtime.engine.training import data, trainer_of
 from tests.runtime.small import compiled, norm_mlp, sgd
 
@@ -32,6 +33,30 @@ def test_a_relative_beta_is_the_same_on_both_sides_of_a_boundary():
         below, above = (float(trainer.workers[r].betas[k].at(0)) for r in (k - 1, k))
         assert below == above > 0
     assert {"beta 1", "beta 2"} <= set(found[-1]) and found[-1]["beta 1"] != found[-2]["beta 1"]
+
+
+def test_a_hook_that_expects_backward_after_forward_is_explained():
+    class Clears(nn.Linear):
+        waiting = 0
+
+        def forward(self, x):
+            self.waiting = 1
+            return super().forward(x)
+
+    def clear(module, *_):
+        assert module.waiting, "nothing to clear"
+        module.waiting = 0
+
+    layer = Clears(6, 6)
+    layer.register_full_backward_hook(clear)
+    model = nn.Sequential(layer, norm_mlp())
+    program = compiled(model, 2, data()[0][0])
+    program.trainer(F.cross_entropy, optimizer=sgd, method="bp").step(*data()[0])
+    trainer = program.trainer(F.cross_entropy, optimizer=sgd, method="1f1b", micro=4)
+    with pytest.raises(
+        TrainingError, match=r"(?s)stage 0 fails while . micro-batches are in flight.*nothing to clear.*'bp'"
+    ):
+        trainer.step(*data()[0])
 
 
 def test_trace_names_the_instructions():
@@ -82,25 +107,33 @@ def test_errors_say_what_to_do():
         program.trainer(F.cross_entropy, optimizer=sgd, method="penalti")
     with pytest.raises(UsageError, match="no option 'betta'; the closest is 'beta'"):
         program.trainer(F.cross_entropy, optimizer=sgd, method="bp", betta=1)
-    with pytest.raises(UsageError, match="psi='l3' is not one of scaled, l2, l1, linf"):
+    with pytest.raises(UsageError, match="psi='l3' is not one of scaled, l2, mse, l1, linf"):
         program.trainer(F.cross_entropy, optimizer=sgd, method="bp", psi="l3")
     with pytest.raises(UsageError, match="micro=0 is not a whole number of at least 1"):
         program.trainer(F.cross_entropy, optimizer=sgd, method="bp", micro=0)
     with pytest.raises(UsageError, match="1 AuxNets for 2 boundaries"):
         program.trainer(F.cross_entropy, optimizer=sgd, method="penalty", auxnets=[nn.Identity()])
-    trainer = trainer_of(norm_mlp(), 2, x, "multiplier", micro=4)
+    trainer = trainer_of(norm_mlp(), 2, x, "dgl-async", micro=4)  # others cut it into fewer
     with pytest.raises(InputError, match="a batch of 3 cannot be cut into 4 micro-batches; pass drop_last=True"):
         trainer.step(x[:3], torch.zeros(3, dtype=torch.long))
     stored = trainer_of(norm_mlp(), 2, x, "penalty-stored")
-    with pytest.raises(InputError, match=r"pass their indices, trainer.step\(x, y, index=i\)"):
+    with pytest.raises(InputError, match=r"trainer.step\(x, y, index=i\), or batches \(x, y, index\)$"):
         stored.step(*data()[0])
+    with pytest.raises(InputError, match=r"index\), or keep κ in a network \(kappa='auxnet'\)$"):
+        trainer_of(norm_mlp(), 2, x, "lagrangian").step(*data()[0])
 
 
 def test_importing_lpcompile_does_not_import_the_runtime():
-    import subprocess
-    import sys
-
     code = "import sys, lpcompile; print('lpcompile.runtime.engine.trainer' in sys.modules)"
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert found.stdout.strip() == "False"
+    assert printed(code) == "False"
     assert lpcompile.errors.ScheduleError.__mro__[1] is lpcompile.LpError
+
+
+def test_what_travels_in_8_bits_repeats_and_trains_as_well():
+    losses, sent = {}, {}
+    for name, form in (("full", None), ("int8", "int8"), ("again", torch.int8)):
+        trainer = trainer_of(norm_mlp(), 2, data(1)[0][0], "1f1b", transfer=form)
+        steps = [trainer.step(*data(1)[0]) for _ in range(12)]
+        losses[name], sent[name] = [s["loss"] for s in steps], steps[-1]["bytes"]
+    assert losses["int8"] == losses["again"] != losses["full"] and sent["int8"] < sent["full"]
+    assert losses["int8"] == pytest.approx(losses["full"], abs=0.05)

@@ -8,6 +8,8 @@ import pytest
 import torch
 from torch import nn
 
+from lpcompile.errors import InputError, UsageError
+from lpcompile.runtime.comm.handshake import own_device
 from lpcompile.runtime.engine.update import GROW_AFTER, Updater
 from tests.runtime.engine.training import data, trainer_of
 from tests.runtime.small import norm_mlp
@@ -25,6 +27,31 @@ def test_float16_scales_the_loss_and_skips_steps_that_overflow():
     trainer.workers[0].updater.scale = trainer.workers[1].updater.scale = 1024.0
     trainer.step(x, y)
     assert not torch.equal(before, trainer.state_dict()["6.weight"])
+
+
+def test_an_optimizer_of_parameters_that_it_was_not_given_is_refused_and_none_too():
+    model = norm_mlp()
+    with pytest.raises(
+        UsageError, match=r"optimizer gave a SGD of other parameters than those of the stage, .* let it"
+    ):
+        trainer_of(model, 2, data()[0][0], make=lambda _: torch.optim.SGD(model.parameters(), 0.1))
+    with pytest.raises(UsageError, match=r"optimizer is None: give a function"):
+        trainer_of(norm_mlp(), 2, data()[0][0], make=None)
+
+
+def test_a_loss_that_is_not_one_number_is_refused_with_what_it_gave():
+    for loss, what in ((lambda o, t: None, "None"), (lambda o, t: o, r"a tensor of shape \[8, \d+\]")):
+        trainer = trainer_of(norm_mlp(), 2, data()[0][0], loss=loss, method="bp")
+        with pytest.raises(InputError, match=rf"<lambda> gave {what}; let it return a tensor with one number"):
+            trainer.step(*data()[0])
+
+
+def test_a_device_that_torch_does_not_have_is_named():
+    for device in ("gpu", "mps"):
+        with pytest.raises(
+            UsageError, match=rf"device='{device}' cannot be used here \([^\n]{{9,200}}\); use device='cpu'"
+        ):
+            own_device(torch.device("cpu"), device)
 
 
 def weights(*values):

@@ -19,8 +19,8 @@ STASH = Instruction("stash")
 def worker(value=2.0):
     weight = nn.Parameter(torch.tensor([value]))
     updater = Updater([weight], torch.optim.SGD([weight], 1.0))
-    return SimpleNamespace(rank=0, values={}, trained=[weight], aux_trained={}, updater=updater,
-                           method=SimpleNamespace(name="pipedream"))  # fmt: skip
+    return SimpleNamespace(rank=0, values={}, trained=[weight], aux_trained={}, updater=updater, ahead=0, expected={},
+                           tied={}, method=SimpleNamespace(name="pipedream"))  # fmt: skip
 
 
 def step(w, by=1.0):
@@ -104,3 +104,15 @@ def test_a_buffer_that_is_changed_in_place_is_named_with_a_remedy():
     with pytest.raises(UsageError, match=r"stage 0 changes a buffer in place .* 'pipedream' .*use method='fr' or 'bp'"):  # noqa: SIM117
         with versions.held(w, 0):
             out.backward()
+
+
+@pytest.mark.parametrize(("accumulate", "expected"), [(1, 0.0), (2, 1.0)])
+def test_a_prediction_continues_the_last_update_unless_none_will_come(accumulate, expected):
+    w = worker(2.0)
+    w.ahead, w.step, w.settings = 1, 0, SimpleNamespace(accumulate=accumulate)
+    before = versions.now(w.trained)
+    step(w)
+    versions.look_ahead(w, before)
+    versions.predict(w, Instruction("predict", ahead=1), 3)
+    assert [float(t) for t in w.values["W", 0, 3]] == [expected]
+    assert w.trained[0].item() == 1.0

@@ -34,9 +34,9 @@ def test_metrics_are_means_by_weight_and_are_taken_once():
 def test_a_new_step_forgets_old_micro_batches_and_looks_at_boundaries_now_and_then():
     w = worker(check_every=5)
     w.batches = {n: None for n in range(4)}
-    w.begin_step(None, step=10, apply=True, oldest=2)
+    w.begin_step(None, step=9, apply=True, oldest=2)
     assert list(w.batches) == [2, 3] and w.look
-    w.begin_step(None, step=11, apply=False, oldest=2)
+    w.begin_step(None, step=10, apply=False, oldest=2)
     assert not w.look and not w.apply
 
 
@@ -68,7 +68,7 @@ def test_gradients_travel_for_floats_only_and_lam_whole():
     w = worker(transfer=torch.bfloat16)
     assert [s.dtype for s in w.carried(("lam", 1, 0))] == [torch.float32, torch.int64]
     assert [s.dtype for s in w.carried(("p", 1, 0))] == [torch.float32]
-    sent = w.message((torch.ones(4, 3), torch.ones(4, 3, dtype=torch.int64)))
+    sent = w.message(("lam", 1, 0), (torch.ones(4, 3), torch.ones(4, 3, dtype=torch.int64)))
     assert [t.dtype for t in sent] == [torch.bfloat16, torch.int64]
     assert [t.dtype for t in w.unpacked(("lam", 1, 0), sent)] == [torch.float32, torch.int64]
 

@@ -18,7 +18,7 @@ def test_the_board_is_read_as_it_was_written(tmp_path):
     board.note(8, "forward")
     assert Board(tmp_path / "0").read().watched
     board.note(8, "x" * 500)
-    assert len(Board(tmp_path / "0").read().text) == 256 - 14
+    assert len(Board(tmp_path / "0").read().text) == boards.SIZE - boards.TEXT
 
 
 def test_the_first_cause_is_not_an_echo():
@@ -48,3 +48,9 @@ def test_a_lost_connection_is_an_echo_and_an_error_is_a_cause():
     assert (
         cause.say(4) == "rank 5 (stage 1 of replica 1) failed: ValueError: the loss is broken (before the first step)"
     )
+
+
+def test_an_error_of_the_users_own_connection_is_a_cause():
+    with pytest.raises(ConnectionError) as caught:
+        raise ConnectionError("Connection to the log server timed out")
+    assert not failure_of(caught.value, 0).lost

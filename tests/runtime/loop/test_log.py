@@ -8,13 +8,13 @@ import json
 import pytest
 
 from lpcompile.runtime.loop import log as logs
-from lpcompile.runtime.loop.log import _LogFile
+from lpcompile.runtime.loop.loggers import LogFile
 
 
 def test_a_new_column_is_empty_in_earlier_rows(tmp_path):
-    out = _LogFile(tmp_path / "log.csv", 0)
-    out.write({"step": 0, "loss": 1.5})
-    out.write({"step": 1, "test accuracy": 0.5})
+    out = LogFile(tmp_path / "log.csv", 0)
+    out.log({"step": 0, "loss": 1.5}, 0)
+    out.log({"step": 1, "test accuracy": 0.5}, 0)
     out.close()
     assert list(csv.DictReader((tmp_path / "log.csv").open())) == [
         {"step": "0", "loss": "1.5", "test accuracy": ""},
@@ -25,8 +25,8 @@ def test_a_new_column_is_empty_in_earlier_rows(tmp_path):
 def test_a_resumed_log_keeps_whole_lines_before_its_checkpoint(tmp_path):
     file = tmp_path / "log.jsonl"
     file.write_text("".join(json.dumps({"step": step}) + "\n" for step in range(5)) + '{"step": 1')
-    out = _LogFile(file, 3)
-    out.write({"step": 3, "again": True})
+    out = LogFile(file, 3)
+    out.log({"step": 3, "again": True}, 0)
     out.close()
     assert [json.loads(line) for line in file.read_text().splitlines()] == [
         {"step": 0}, {"step": 1}, {"step": 2}, {"step": 3, "again": True}]  # fmt: skip
@@ -35,8 +35,8 @@ def test_a_resumed_log_keeps_whole_lines_before_its_checkpoint(tmp_path):
 def test_a_run_from_the_beginning_starts_a_new_log(tmp_path):
     file = tmp_path / "new" / "log.jsonl"
     for _ in range(2):
-        out = _LogFile(file, 0)
-        out.write({"step": 0})
+        out = LogFile(file, 0)
+        out.log({"step": 0}, 0)
         out.close()
     assert file.read_text() == '{"step": 0}\n'
 

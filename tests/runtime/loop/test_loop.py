@@ -4,11 +4,25 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 
-from lpcompile.errors import UsageError
+from lpcompile.errors import InputError, UsageError
 from lpcompile.runtime.loop.evaluate import accuracy
 from lpcompile.runtime.loop.fit import Shard
 from lpcompile.runtime.loop.loop import first_batches, run
+from lpcompile.runtime.loop.options import LoopOptions
+from tests.runtime.small import batches, compiled, norm_mlp, sgd
+
+
+class Promised(list):
+    """Batches with another length than they have."""
+
+    def __init__(self, batches, length):
+        super().__init__(batches)
+        self.length = length
+
+    def __len__(self):
+        return self.length
 
 
 class Sampler:
@@ -37,6 +51,17 @@ def test_the_first_batches_are_the_epochs_own_after_a_resumed_run_began_in_its_m
 def test_a_loader_without_a_length_is_refused():
     with pytest.raises(UsageError, match="a loader without a length cannot be resumed"):
         run(None, iter([]), 1)
+
+
+@pytest.mark.parametrize(("length", "said"), [
+    (4, "the loader ended after 3 of 4 batches that its length promises; let its len"),
+    (2, "the loader gives more than the 2 batches that its length promises; let its len"),
+])  # fmt: skip
+def test_a_loader_with_another_length_than_it_says_is_refused(length, said):
+    data = batches(3, dtype=torch.float32)
+    t = compiled(norm_mlp(), 2, data[0][0]).trainer(F.cross_entropy, optimizer=sgd, method="bp")
+    with pytest.raises(InputError, match=said):
+        run(t, Promised(data, length), 2, watch=LoopOptions(evaluate_every=0, train_batches=0))
 
 
 def test_replicas_share_every_batch_between_them():

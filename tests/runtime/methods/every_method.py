@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 import lpcompile
-from lpcompile.runtime.methods import METHODS
+from lpcompile.runtime.methods import METHODS, get_method
 from tests.runtime.small import sgd
 
 MODELS = {
@@ -26,8 +26,9 @@ def train(model: str, method: str, K: int) -> dict[str, Any]:
     x = torch.randn(STEPS, BATCH, 3, 8, 8)
     y = torch.randint(0, 3, (STEPS, BATCH))
     torch.manual_seed(0)
+    init = "consistent" if get_method(method).aux == "auxnet" else None
     program = lpcompile.parallelize(
-        MODELS[model](), K, example_inputs=x[0], method=method, cost="flops", init="consistent", gate=False
+        MODELS[model](), K, example_inputs=x[0], method=method, cost="flops", init=init, gate=False
     )
     trainer = program.trainer(F.cross_entropy, optimizer=sgd)
     for i in range(STEPS):

@@ -37,6 +37,12 @@ class Emulation:
             x = self.run(k, weights, x)
         return F.cross_entropy(x, y)
 
+    def version(self, k, n, M):
+        """What stage k expects at micro-batch n's backward."""
+        t, updates = n // M, (n % M + self.K - 1 - k) // M
+        now, before = self.history[k][t], self.history[k][max(t - 1, 0)]
+        return {name: w + updates * (w - before[name]) for name, w in now.items()}
+
     def update(self, k, gradients, lr):
         """SGD with momentum; a stage without a gradient keeps its weights and its momentum."""
         old = self.history[k][-1]
@@ -53,10 +59,11 @@ def learning_rate(t, steps):
     return LR * DECAY ** min(t, steps)  # steps that drain the pipeline come after the scheduler's last one
 
 
-def stashed(stages, data, M=1):
+def stashed(stages, data, M=1, predicted=False):
     """w_k(t+1) = w_k(t) - η ∇_k Σ loss of M micro-batches, K-1-k behind the step's own.
 
-    Each of them has the weights of all stages from when it came by.
+    Each of them has the weights of all stages from when it came by; where predicted, those that each stage expects when
+    it will use the gradient, u updates later: w(t) + u (w(t) - w(t-1)).
     """
     e, steps = Emulation(stages), len(data)
     parts = [(x[8 * i // M : 8 * (i + 1) // M], y[8 * i // M : 8 * (i + 1) // M]) for x, y in data for i in range(M)]
@@ -66,7 +73,7 @@ def stashed(stages, data, M=1):
             total = None
             for n in range(t * M - (e.K - 1 - k), (t + 1) * M - (e.K - 1 - k)):
                 if 0 <= n < len(parts):
-                    then = [h[n // M] for h in e.history]
+                    then = [e.version(j, n, M) if predicted else h[n // M] for j, h in enumerate(e.history)]
                     loss = lambda w, k=k, n=n, then=then: e.loss([*then[:k], w, *then[k + 1 :]], *parts[n])  # noqa: E731
                     found, _ = gradient(loss, then[k])
                     total = {p: found[p] / M + (0 if total is None else total[p]) for p in found}

@@ -57,6 +57,22 @@ def test_micro_batches_are_gathered_between_steps(K, M):
     assert trainer.staleness == tuple(-(-(K - 1 - r) // M) for r in range(K))
 
 
+@pytest.mark.parametrize(("K", "M"), [(1, 2), (2, 1), (2, 2), (3, 2), (4, 2), (3, 4)])
+def test_stream_takes_late_gradients_at_the_weights_that_it_expects(K, M):
+    stages, found, _ = trained("stream", K, batches(5), micro=M)
+    assert_close(found, stashed(stages, batches(5), M, predicted=True))
+
+
+def test_stream_predicts_no_update_where_gradients_are_accumulated():
+    """Two calls a step: only the second is followed by an update."""
+    _, found, trainer = trained("stream", 2, batches(6), micro=2, accumulate=2)
+    seen = {n: t.clone() for n, t in found.items()}
+    for x, y in batches(2):
+        trainer.step(x, y)
+    assert any(not torch.equal(seen[n], t) for n, t in trainer.state_dict().items())
+    assert trainer.workers[0].expected == {}  # at rest
+
+
 @pytest.mark.parametrize("K", [1, 2, 3, 4])
 def test_a_replayed_gradient_is_the_one_at_the_weights_of_now(K):
     stages, found, trainer = trained("fr", K, batches(6))
@@ -222,18 +238,18 @@ def test_staleness_is_shown(caplog):
     program = compiled(mlp(), 3, batches()[0][0])
     with caplog.at_level("INFO", "lpcompile"):
         trainer = program.trainer(F.cross_entropy, optimizer=sgd, method="pipedream")
-    assert "pipedream: gradients are late by 2, 1, 0 steps on ranks 0 to 2" in caplog.text
+    assert "pipedream: the whole batch at once, gradients late by 2, 1, 0 steps on ranks 0 to 2" in caplog.text
     assert str(trainer.schedule).startswith("pipedream: K = 3, staleness 2, 1, 0\n")
     trainer.switch("bp")
     assert trainer.staleness == (0, 0, 0) == staleness(trainer.schedule)
     assert str(trainer.schedule).startswith("bp: K = 3\n")
 
 
-def test_a_warm_up_is_bp():
+def test_a_warm_up_is_an_exact_pipeline():
     program = compiled(mlp(), 3, batches()[0][0])
     trainer = program.trainer(F.cross_entropy, optimizer=sgd, method="fr", warmup=2, warmup_violation=0.1)
     seen = [trainer.step(x, y)["method"] for x, y in batches(4)]
-    assert seen == ["bp", "bp", "fr", "fr"] and trainer.violation_at_start is None
+    assert seen == ["1f1b", "1f1b", "fr", "fr"] and trainer.violation_at_start is None
 
 
 @pytest.mark.parametrize(
@@ -245,8 +261,8 @@ def test_a_loss_scale_that_moves_leaves_what_is_under_way_right(method, options,
     found, steps = [], Counter()
     for moves in ((1.0,) * 9, (2.0, 0.25, 2.0, 4.0, 0.5, *(1.0,) * 4)):
 
-        def apply(updater, norms, moves=moves):
-            assert APPLY(updater, norms)
+        def apply(updater, norms, look, moves=moves):
+            assert APPLY(updater, norms, look)
             updater.scale *= moves[steps[updater]]
             steps[updater] += 1
 

@@ -10,9 +10,10 @@ import torch.nn.functional as F
 from torch import nn
 
 from lpcompile.errors import UsageError
-from lpcompile.runtime.comm.buffer import Buffer, Entry
+from lpcompile.runtime.comm.buffer import Buffer, BufferEntry
 from lpcompile.runtime.engine import memory
 from tests.runtime.small import (
+    Ids,
     Recorder,
     Routed,
     Wide,
@@ -125,24 +126,11 @@ def test_what_is_drawn_again_is_learnt_again_with_its_own_targets(policy, drawn)
 
 def test_inputs_of_later_stages_and_integers_travel_with_x():
     """Ids are an input that every stage takes; stages above must use those of the micro-batch that they drew."""
-
-    class Ids(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.tables = nn.ModuleList(nn.Embedding(10, 6) for _ in range(4))
-            self.layers = nn.ModuleList(nn.Linear(6, 6) for _ in range(4))
-            self.end = nn.Linear(6, 3)
-
-        def forward(self, x, ids):
-            for table, layer in zip(self.tables, self.layers, strict=True):
-                x = x + torch.tanh(layer(x)) * table(ids)
-            return {"logits": self.end(x), "ids": ids}
-
     torch.manual_seed(0)
     x, y = batches(1, dtype=torch.float32)[0]
     ids = torch.arange(8) % 10
     loss = lambda out, y: F.cross_entropy(out["logits"], y)  # noqa: E731
-    _, trainer = setup("dgl-async", 2, Ids(), (x, ids), loss, micro=2, buffer=1)
+    _, trainer = setup("dgl-async", 2, Ids(10, 4), (x, ids), loss, micro=2, buffer=1)
     seen = []
     trainer.workers[1].stage.module.register_forward_pre_hook(lambda m, args: seen.append(args[-1].clone()))
     given = ids.clone()
@@ -287,7 +275,7 @@ def test_methods_can_be_switched_to_and_from_dgl():
 
 
 def entry(number):
-    return Entry((torch.tensor([number]),), {}, None, 1, 1.0)
+    return BufferEntry((torch.tensor([number]),), {}, None, 1, 1.0)
 
 
 def drawn(buffer, count=1):

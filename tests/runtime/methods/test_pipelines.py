@@ -21,16 +21,8 @@ from tests.runtime.methods.torch_engine import Masked, tokens
 from tests.runtime.ranks import free_port
 from tests.runtime.small import Recorder, Routed, Wide, batches, compiled, mlp, norm_mlp, recorded, sgd
 
+pytestmark = pytest.mark.usefixtures("one_thread")  # as ranks have
 PIPELINES = [m.name for m in METHODS.values() if m.pipeline]
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    """As ranks have: sums in the same order."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def schedule_of(method, K, micro):
@@ -63,7 +55,8 @@ def graphs_kept(items):
 def test_graphs_that_a_rank_keeps(K):
     M = 2 * K
     kept = {method: [graphs_kept(items) for items in schedule_of(method, K, M).ranks] for method in PIPELINES}
-    assert kept == {"gpipe": [M] * K, "1f1b": [K - r for r in range(K)], "zb": [K] * K}
+    zbh2 = {1: [1], 2: [3, 4], 3: [5, 6, 6], 5: [9, 10, 10, 10, 10]}[K]
+    assert kept == {"gpipe": [M] * K, "1f1b": [K - r for r in range(K)], "zb": [K] * K, "zbh2": zbh2}
     assert [graphs_kept(items) for items in schedule_of("bp", K, M).ranks] == [1] * K
 
 
@@ -144,13 +137,14 @@ def models():
     return Models()
 
 
-def plain_gradients(model, data, micro, loss):
-    """Accumulated as a user would write it: by parameter, over all batches."""
+def plain_gradients(model, data, micro, loss, least=1):
+    """Accumulated as a user would write it: by parameter, over all batches. least: samples of a micro-batch."""
     parameters, sums = list(model.parameters()), {}
     for x, y in data:
         x, n = x if isinstance(x, tuple) else (x,), len(y)
-        for i in range(micro):
-            part = slice(n * i // micro, n * (i + 1) // micro)
+        count = min(micro, n // least)
+        for i in range(count):
+            part = slice(n * i // count, n * (i + 1) // count)
             (loss(model(*(t[part] for t in x)), y[part]) * (len(y[part]) / n)).backward()
         for p in parameters:
             if p.grad is not None:
@@ -162,9 +156,10 @@ def plain_gradients(model, data, micro, loss):
 @pytest.mark.parametrize("method", PIPELINES)
 @pytest.mark.parametrize(("name", "K"), [("mlp", 2), ("mlp", 3), ("masked", 3), ("routed", 2), ("resnet", 3)])
 def test_gradients_are_those_of_plain_training_on_the_same_micro_batches(models, method, name, K):
-    """Bit for bit, also of a last batch whose micro-batches are not equal, and where all stages need a mask."""
+    """Bit for bit, also of a last batch whose micro-batches are not equal (with BatchNorm they are fewer, of as many
+    samples as usual), and where all stages need a mask."""
     program, data = models.fresh(name, K), data_of(name)
-    expected = plain_gradients(program.module, data, 4, loss_of(name))
+    expected = plain_gradients(program.module, data, 4, loss_of(name), least=2 if name == "resnet" else 1)
     program = models.fresh(name, K)
     trainer = program.trainer(loss_of(name), optimizer=Recorder, method=method, micro=4)
     for x, y in data:
@@ -219,7 +214,7 @@ def engines(tmp_path_factory):
     return {K: [torch.load(folder / f"{K}-{rank}.pt", weights_only=True) for rank in range(K)] for K in (2, 3)}
 
 
-@pytest.mark.parametrize("method", PIPELINES)
+@pytest.mark.parametrize("method", [name for name in PIPELINES if METHODS[name].torch_schedule])
 @pytest.mark.parametrize("name", ["mlp", "masked"])
 @pytest.mark.parametrize("K", [2, 3])
 def test_torchs_engine_finds_the_same_gradients_on_our_stages(engines, models, name, K, method):
@@ -233,7 +228,7 @@ def test_torchs_engine_finds_the_same_gradients_on_our_stages(engines, models, n
 
 
 def test_weight_gradients_are_left_for_later(models):
-    """All of a transformer's and a residual network's, none where activations are recomputed."""
+    """All matrices and filters of a transformer and a residual network, none where activations are recomputed."""
     for name, together in (("masked", False), ("resnet", False), ("masked", True)):
         program, (x, y) = models.fresh(name, 2), data_of(name)[0]
         trainer = program.trainer(F.cross_entropy, optimizer=Recorder, method="zb", micro=2, checkpoint=together)
@@ -242,7 +237,7 @@ def test_weight_gradients_are_left_for_later(models):
         def look(worker, item, slot, w=w, seen=seen):
             stage.backward_input(worker, item, slot)
             if slot == 0:
-                seen.append([p.grad is None for p in w.stage.module.parameters()])
+                seen.append([p.grad is None for p in w.stage.module.parameters() if p.dim() > 1])
 
         program_ = trainer.prepared[1]
         program_[1] = tuple(replace(op, handler=look) if op.item.op == "backward_input" else op for op in program_[1])
@@ -256,7 +251,7 @@ def test_micro_batches_that_do_not_divide_the_batch_are_refused(models):
                        r"micro-batches; use micro=1 or 2 or 4 or 8, or compile for the batch"):  # fmt: skip
         program.trainer(F.cross_entropy, optimizer=sgd, method="gpipe", micro=3)
     with pytest.raises(UsageError, match=r"micro=3 does not divide the batch of 8"):  # before processes are started
-        program.fit(None, None, optimizer=None, method="zb", micro=3)
+        program.fit(F.cross_entropy, data_of("mlp"), optimizer=sgd, method="zb", micro=3)
     with pytest.raises(UsageError, match=r"cannot run 2 micro-batches on 3 stages: torch says .* use a multiple of 3"):
         program.trainer(F.cross_entropy, optimizer=sgd, method="1f1b", micro=2)
     trainer = program.trainer(F.cross_entropy, optimizer=sgd, method="bp", micro=3)

@@ -248,7 +248,7 @@ def test_stored_auxiliary_variables_start_at_x_and_are_corrected(hosts, kind):
 
 @pytest.mark.parametrize("hosts", HOSTS)
 def test_a_warm_up_is_exact_and_lets_the_auxnets_learn_x(hosts):
-    program, nets, trainer = setup("penalty", hosts, warmup=2)
+    program, nets, trainer = setup("penalty", hosts, warmup=2, micro=1, recouple=0)
     x, y = batches()[0]
     trainer.step(x, y)
     model = program.module
@@ -265,6 +265,7 @@ def test_a_warm_up_is_exact_and_lets_the_auxnets_learn_x(hosts):
         expected |= dict(zip(nets[k].parameters(), slope, strict=True))
     assert_same(trainer, expected)
     assert trainer.violation_at_start is None
+    trainer.step(x, y)
     trainer.step(x, y)
     assert trainer.violation_at_start > 0 and trainer.method.name == "penalty"
 

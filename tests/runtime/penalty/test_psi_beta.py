@@ -24,6 +24,26 @@ def test_gradients_by_hand_are_autograds(kind, shape):
     assert violation.item() == pytest.approx(relative.item(), rel=1e-5)
 
 
+@pytest.mark.parametrize("kind", ["scaled", "l2", "mse"])
+def test_the_step_of_single_samples_goes_all_the_way_from_x_to_lambda(kind):
+    torch.manual_seed(0)
+    lam, X = torch.randn(4, 3, 5, 5), torch.randn(4, 3, 5, 5)
+    found, _ = psi.gradient(kind, lam, X, 0.5)
+    torch.testing.assert_close(found * psi.per_sample_step(kind, X), lam - X)
+
+
+def test_an_entry_in_the_table_is_all_that_a_penalty_needs(monkeypatch):
+    half = psi.Psi(
+        lambda lam, X: (lam - X).square().sum() / 2, lambda d, X, energy, weight: d.mul_(weight), lambda X: 2.0
+    )
+    monkeypatch.setitem(psi.KINDS, "half", half)
+    assert settings({"psi": "half"}).psi == "half"
+    test_gradients_by_hand_are_autograds("half", (4, 3, 5, 5))
+    assert psi.per_sample_step("half", torch.ones(1, 2)) == 2.0
+    with pytest.raises(UsageError, match="psi='third' is not one of scaled, l2, mse, l1, linf, half"):
+        settings({"psi": "third"})
+
+
 def test_where_several_differences_are_largest_they_share_the_gradient():
     lam, X = torch.tensor([[2.0, -2.0, 1.0]], requires_grad=True), torch.zeros(1, 3)
     expected = torch.autograd.grad(psi.value("linf", lam, X), lam)[0]
@@ -101,6 +121,15 @@ def test_the_methods_own_rule_is_for_the_scale_free_psi():
     assert settings({"beta": "relative"}).rule("rising", 4) == beta.relative(20.0, 6.0)  # errors of stages add up
     assert settings({"psi": "l2"}).rule("relative").kind == "exponential"
     assert settings({"beta": 3}).rule("relative").kind == "constant"
+
+
+@pytest.mark.parametrize("kind", list(psi.KINDS))
+def test_a_complex_tensor_counts_as_its_parts(kind):
+    lam, X = (torch.randn(3, 4, dtype=torch.complex64) for _ in range(2))
+    found, violation = psi.gradient(kind, lam, X, 0.5)
+    parts, of_parts = psi.gradient(kind, torch.view_as_real(lam), torch.view_as_real(X), 0.5)
+    assert torch.equal(torch.view_as_real(found), parts) and violation == of_parts
+    assert not psi.value(kind, lam, X).is_complex() and not torch.as_tensor(psi.per_sample_step(kind, X)).is_complex()
 
 
 @pytest.mark.parametrize("wrong", [0, -1.0, "fast", {}, [1], {0: -1}, True])

@@ -1,0 +1,119 @@
+"""The command on digits: what is done is kept, what is left is run, and what failed is said."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+
+import pytest
+
+from lpcompile.cli.main import main
+from lpcompile.study import pool
+from lpcompile.study.data import decode
+from lpcompile.study.networks import Network
+from lpcompile.study.records import read
+from lpcompile.study.times import simulate_step, time_all, time_rank
+from lpcompile.study.train_run import train_run
+from tests.study.small_study import spec
+
+pytest.importorskip("sklearn")
+TINY = Network("tiny", "resnet", 4, 8, batch=32)
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory):
+    """A folder with decoded digits, as the command makes it."""
+    folder = tmp_path_factory.mktemp("study")
+    decode(folder, "digits", 8)
+    return folder
+
+
+def tiny(method="plain", K=1, **options):
+    return replace(spec(method, K, **options), network=TINY, images=128, epochs=2, size=8)
+
+
+@pytest.fixture
+def config(tmp_path):
+    table = {"data": "digits", "size": 8, "images": 64, "validation": 64, "epochs": 1, "seeds": 1, "K": [2],
+             "models": [{"name": "tiny", "family": "resnet", "width": 4, "depth": 8, "batch": 32}],
+             "methods": ["plain", "dgl"]}  # fmt: skip
+    file = tmp_path / "tiny.json"
+    file.write_text(json.dumps(table))
+    return str(file)
+
+
+def test_a_study_is_gone_on_with_and_shown_again_without_training(config, tmp_path, capsys, monkeypatch):
+    out = tmp_path / "out"
+    assert main(["study", config, "--out", str(out), "--methods", "plain"]) == 0
+    assert "1 runs, 0 of them done before" in capsys.readouterr().err
+    assert main(["study", config, "--out", str(out)]) == 0
+    told = capsys.readouterr()
+    assert "2 runs, 1 of them done before" in told.err and "| dgl" in told.out.replace("**", "")
+    assert [r["run"]["entry"]["name"] for r in read(out / "runs.jsonl")] == ["plain", "dgl"]
+
+    monkeypatch.setattr(pool, "_until_a_death", None)  # nothing is left to be run
+    assert main(["study", config, "--out", str(out)]) == 0
+    assert main(["study", config, "--out", str(out), "--table"]) == 0
+    assert {path.name for path in out.iterdir()} >= {"table.md", "study.html", "picture.svg"}
+
+
+def test_a_process_that_dies_twice_is_a_failed_run_and_the_others_go_on(tmp_path):
+    dies, lives = tiny("dgl", 2), tiny("stream", 2)
+    found = pool.run_all([dies, lives], "digits", tmp_path, jobs=1, run=die_with_dgl)
+    assert "ended 2 times" in found[0]["error"] and found[1]["accuracy"] == 50.0
+    assert [r["key"] for r in read(tmp_path / "runs.jsonl")] == [lives.key]  # the other is tried again next time
+
+
+def die_with_dgl(one, data, folder):
+    if one.entry.method == "dgl":
+        os._exit(9)
+    return {"accuracy": 50.0, "said": [], "seconds": 1.0}
+
+
+@pytest.mark.parametrize("arguments", [["--times", "--table"], ["--networks", "vgg"], ["-K", "x"], ["--count", "3"]])
+def test_wrong_usage_ends_with_2(arguments, config, tmp_path, capsys):
+    assert main(["study", config, "--out", str(tmp_path / "out"), *arguments]) == 2
+    assert "lpcompile:" in capsys.readouterr().err
+
+
+def test_more_images_than_there_are_are_refused(config, tmp_path, capsys):
+    assert main(["study", config, "--out", str(tmp_path / "out"), "--images", "1400"]) == 2
+    assert "has 1438 training images, fewer than images = 1400" in capsys.readouterr().err
+
+
+def test_a_folder_without_images_is_named(config, tmp_path, capsys):
+    assert main(["study", config, "--data", str(tmp_path), "--out", str(tmp_path / "out")]) == 2
+    assert "images" in capsys.readouterr().err
+
+
+def test_an_exact_pipeline_trains_as_accumulated_gradients_do_and_a_record_has_all_figures(digits):
+    """`ddp` takes means over K parts of a batch, which is what two micro-batches are."""
+    pipeline, parallel = (train_run(one, "digits", digits) for one in (tiny("gpipe[micro=2]", 2), tiny("ddp", 2)))
+    assert pipeline["accuracy"] == parallel["accuracy"] and pipeline["curve"] == parallel["curve"]
+    assert pipeline["loss"] == pytest.approx(parallel["loss"], abs=1e-3)
+    assert [epoch for epoch, _ in pipeline["curve"]] == [1, 2] and pipeline["simulated"]["rho"] > 0
+    assert pipeline["micro"] == 2 and pipeline["cpu_seconds"] > 0
+
+
+def test_a_refusal_is_a_result(digits):
+    found = train_run(tiny("gpipe[micro=64]", 2), "digits", digits)
+    assert "micro" in found["error"] and "accuracy" not in found
+
+
+def test_a_crash_is_recorded_as_one(tmp_path):
+    found = train_run(tiny(), "digits", tmp_path)  # there are no decoded images
+    assert found["crash"] and "error" in found and "seconds" in found
+
+
+def test_steps_are_timed_alone_and_simulated_for_more_stages():
+    assert len(time_rank(tiny(), 3)) == 3
+    found = simulate_step(tiny("penalty", 3), 3)
+    assert found["rho"] == pytest.approx(found["plain"] / found["step"]) and found["step"] > 0
+
+
+def test_two_stages_are_timed_in_two_processes_and_only_once(tmp_path, monkeypatch):
+    found = time_all([tiny("gpipe", 2)], tmp_path, steps=2)
+    assert found[0].get("kind") == ("measured" if len(os.sched_getaffinity(0)) > 1 else "simulated"), found[0]
+    monkeypatch.setattr("lpcompile.study.times._timed", None)
+    assert time_all([tiny("gpipe", 2)], tmp_path, steps=2) == found

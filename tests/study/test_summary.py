@@ -1,0 +1,74 @@
+"""From records to rows, to the methods to take, to table, page and picture."""
+
+from __future__ import annotations
+
+import pytest
+
+from lpcompile.draw.figure import svg_file
+from lpcompile.errors import UsageError
+from lpcompile.study.config import TUNING_SEED
+from lpcompile.study.page import page, picture
+from lpcompile.study.summary import COUNTED, answer_text, answers, rows_of, table_text
+from lpcompile.study.times import MEASURED, time_key
+from tests.study.small_study import record, small_study, spec
+
+
+def timed(method, K, step, rho, kind=MEASURED):
+    one = spec(method, K)
+    key = time_key(one.network, one.entry, one.K, one.size)
+    return {"key": key, "step": step, "plain": step * rho, "rho": rho, "kind": kind}
+
+
+def test_a_row_has_the_mean_over_seeds_and_the_distance_to_plain_training_of_the_same_seed():
+    found = [record(70.0), record(72.0, seed=1), record(69.0, "stream", 2), record(73.0, "stream", 2, 1),
+             record(50.0, "stream", 2, 7), record(10.0, "stream", 2, TUNING_SEED)]  # fmt: skip
+    plain, stream = rows_of(found)
+    assert plain.mean == 71.0 and plain.gap is None and plain.rho == 1.0
+    assert stream.accuracy == [69.0, 73.0, 50.0] and stream.gaps == [-1.0, 1.0]  # seed 7 has no plain training
+    assert stream.curve == [(1, 54.0), (2, 64.0)]
+
+
+def test_a_method_is_on_the_frontier_unless_another_is_faster_and_more_accurate():
+    rows = {row.entry: row for row in rows_of(small_study())}
+    assert [name for name, row in rows.items() if row.frontier] == ["gpipe", "stream"]
+
+
+def test_measured_speedups_replace_counted_ones_and_give_wall_clock_time():
+    times = [timed("stream", 2, 50.0, 1.8)]
+    rows = {row.entry: row for row in rows_of(small_study(), times)}
+    assert (rows["stream"].rho, rows["stream"].kind, rows["gpipe"].kind) == (1.8, MEASURED, COUNTED)
+    assert rows["stream"].seconds() == pytest.approx([0.5, 1.0])  # 10 steps an epoch
+    assert rows["plain"].step == pytest.approx(90.0)  # timed beside it
+    text = table_text(list(rows.values()))
+    assert "| 1.80 " in text and "1.80 c" in text and "| 1.40 c" in text and "no step was timed" in text
+
+
+def test_the_answers_name_the_most_accurate_and_the_fastest_within_reach():
+    found = {line[1].partition(",")[0]: line[2:] for line in answers(rows_of(small_study()))}
+    assert found["accuracy (within 0.5 of plain)"] == ["stream", "-0.2", "ρ 1.90"]
+    assert found["a slow link: no rank waits for one above"] == ["penalty", "-10.0", "ρ 1.80"]
+    slower = [*small_study(), *(record(60.0, "stream", 4, seed, rho=3.5) for seed in (0, 1))]
+    assert [line[1] for line in answers(rows_of(slower)) if line[0] == "4"] == []  # ten points are too many
+
+
+def test_without_plain_training_there_is_no_answer():
+    with pytest.raises(UsageError, match="plain among its methods"):
+        answer_text(rows_of([record(60.0, "stream", 2, rho=1.9)]))
+
+
+def test_a_run_that_failed_is_counted_and_its_reason_shown():
+    failed = {name: value for name, value in record(0.0, "dgl", 2).items() if name not in ("accuracy", "curve")}
+    rows = rows_of([record(70.0), {**failed, "error": "PlanError: no head <b>"}])
+    assert "PlanError: no head" in table_text(rows) and "1 failed" in table_text(rows)
+    assert "no head &lt;b&gt;" in page(rows, [failed])
+
+
+def test_page_and_picture_show_every_method():
+    rows = rows_of(
+        small_study(), [timed(m, 2, 50.0, r) for m, r in (("gpipe", 1.4), ("stream", 1.9), ("penalty", 1.8))]
+    )
+    whole, image = page(rows, small_study()), svg_file(picture(rows))
+    for name in ("gpipe", "stream", "penalty", "plain"):
+        assert f">{name}</text>" in image and f"{name}:" in whole
+    assert "seconds of training" in whole and "commit abc" in whole
+    assert "stream" not in svg_file(picture(rows, ["gpipe"]))
