@@ -22,7 +22,7 @@ def main() -> None:
     parser.add_argument("--model", default="resnet110", choices=list(lpcompile.models.REGISTRY))
     parser.add_argument("--data", default="digits")
     parser.add_argument("-K", type=int, default=int(os.environ.get("WORLD_SIZE", "2")))
-    parser.add_argument("--method", default="multiplier")
+    parser.add_argument("--method", default="auto")
     parser.add_argument("--epochs", type=int, default=12)
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--lr", type=float, default=0.1)
@@ -38,15 +38,13 @@ def main() -> None:
     train, test, _ = loaders(args.data, channels=3, size=size, batch=args.batch)
     steps = args.epochs * len(train)
 
-    # counted costs give all ranks the same plan; "consistent": λ = X at the first step, for models that are fresh
     x = next(iter(train))[0]
-    program = lpcompile.parallelize(model, args.K, example_inputs=x, cost="flops", init="consistent")
+    program = lpcompile.parallelize(model, args.K, example_inputs=x, cost="flops", method=args.method)
     found = program.fit(
         F.cross_entropy,
         train,
         args.epochs,
         test=test,
-        method=args.method,
         optimizer=lambda ps: torch.optim.SGD(ps, args.lr, momentum=0.9, weight_decay=5e-4, nesterov=True),
         scheduler=lambda o: torch.optim.lr_scheduler.OneCycleLR(o, args.lr, steps + 1, cycle_momentum=False),
         save=args.save,

@@ -28,7 +28,7 @@ start = time.perf_counter()
 program = lpcompile.parallelize(model, K=8, example_inputs=x, cost="flops", method="bp")
 compiled, memory = time.perf_counter() - start, (peak - base) / size
 done = True
-from lpcompile.planning.auxnets import AuxOptions, make_auxnets
+from lpcompile.planning.auxiliary.auxnets import AuxOptions, make_auxnets
 start = time.perf_counter()
 made = make_auxnets(model, program.stages, {}, AuxOptions())
 derived = time.perf_counter() - start

@@ -3,7 +3,7 @@
     python examples/digits.py [METHOD] [K]
     torchrun --nproc-per-node 2 examples/digits.py [METHOD] 2
 
-METHOD is the name of any method; the default is multiplier.
+METHOD is the name of any method; by default an exact pipeline.
 """
 
 import sys
@@ -13,8 +13,9 @@ import torch.nn.functional as F
 from sklearn.datasets import load_digits
 
 import lpcompile
+from lpcompile.runtime.methods import get_method
 
-method = sys.argv[1] if len(sys.argv) > 1 else "multiplier"
+method = sys.argv[1] if len(sys.argv) > 1 else "auto"
 K = int(sys.argv[2]) if len(sys.argv) > 2 else 2
 EPOCHS, BATCH, LR = 8, 64, 0.1
 
@@ -30,7 +31,8 @@ torch.set_num_threads(1)
 torch.manual_seed(0)  # every rank makes the same model and shuffles alike
 model = lpcompile.models.ResNet(20, width=8)
 example = images[:BATCH]
-program = lpcompile.parallelize(model, K, example_inputs=example, method=method, cost="flops", init="consistent")
+init = "consistent" if get_method(method).aux == "auxnet" else None  # λ = X at the first step
+program = lpcompile.parallelize(model, K, example_inputs=example, method=method, cost="flops", init=init)
 loader = torch.utils.data.DataLoader(train, BATCH, shuffle=True, drop_last=True)
 trainer = program.trainer(
     F.cross_entropy,

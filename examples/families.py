@@ -1,9 +1,9 @@
-"""Default settings of `penalty` and `multiplier` on four model families, beside plain training, in one process.
+"""The default method, `penalty` and `multiplier` with default settings on four model families, beside plain training.
 
     python examples/families.py [FAMILY ...]        # resnet, preact, vit, gpt; minutes each
 
-Small models on scikit-learn's digits; the GPT predicts the next pixel. One seed. "Through AuxNets" is the path that
-training takes; where its figures differ from the model's, the stages do not fit together.
+In one process. Small models on scikit-learn's digits; the GPT predicts the next pixel. One seed. "Through AuxNets" is
+the path that training takes; where its figures differ from the model's, the stages do not fit together.
 """
 
 import sys
@@ -14,6 +14,7 @@ import torch.nn.functional as F
 import lpcompile
 from lpcompile.core.tables import table
 from lpcompile.models import GPT, ResNet, VisionTransformer
+from lpcompile.runtime.methods import get_method
 from lpcompile.training.data import loaders
 
 EPOCHS, BATCH, LEVELS = 10, 64, 17
@@ -62,9 +63,9 @@ def train(family, method, K):
     if family == "gpt":
         train, test = Pixels(train), Pixels(test)
     x, steps = next(iter(train))[0], EPOCHS * len(train)
-    program = lpcompile.parallelize(
-        make(), K, example_inputs=x, method=method, cost="flops", init="consistent", gate=False
-    )
+    auxnets = get_method(method).aux == "auxnet"
+    init = "consistent" if auxnets else None
+    program = lpcompile.parallelize(make(), K, example_inputs=x, method=method, cost="flops", init=init, gate=False)
     trainer = program.trainer(
         next_pixel if family == "gpt" else F.cross_entropy,
         optimizer=optimizer,
@@ -74,9 +75,9 @@ def train(family, method, K):
         total_steps=steps,
     )
     metrics = trainer.fit(train, EPOCHS)
-    if method != "bp":
+    if auxnets:
         trainer.recalibrate(train)
-    found = trainer.evaluate(test, aux=True)
+    found = trainer.evaluate(test, aux=auxnets)
     worst = max((v for name, v in metrics.items() if name.startswith("violation")), default=0.0)
     return [found["loss"], found.get("accuracy"), found.get("aux loss"), found.get("aux accuracy"), worst]
 
@@ -85,7 +86,8 @@ def main():
     torch.set_num_threads(1)
     rows = []
     for family in sys.argv[1:] or FAMILIES:
-        for method, K in (("bp", 2), ("penalty", 2), ("penalty", 4), ("multiplier", 2), ("multiplier", 4)):
+        methods = [("bp", 2), *((method, K) for method in ("auto", "penalty", "multiplier") for K in (2, 4))]
+        for method, K in methods:
             numbers = ["" if v is None else f"{v:.4f}" for v in train(family, method, K)]
             rows.append([family, method if method != "bp" else "plain training", K if method != "bp" else 1, *numbers])
             print(*rows[-1], file=sys.stderr, flush=True)
