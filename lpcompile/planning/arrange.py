@@ -29,7 +29,7 @@ from lpcompile.planning.auxiliary.auxnets import CostedNet, NodeCosts, make_auxn
 from lpcompile.planning.auxiliary.fit import fit_auxnets
 from lpcompile.planning.auxiliary.heads import make_heads
 from lpcompile.planning.options import Options
-from lpcompile.planning.partition import auto_stages, evaluate, partition
+from lpcompile.planning.partition import auto_stages, evaluate, partition, slowed
 from lpcompile.runtime.methods import get_method
 
 UNCHAINED = "pipedream"  # a method whose step is the longest stage: its splits are balanced without AuxNets
@@ -99,17 +99,7 @@ def plan_program(
     """Split by the budget, derive the AuxNets, and split again by what they really cost, until the split stays."""
     best, model = plan_stages(costs, options), captured._lp.model
     if options.aux is None or best.K == 1 or not options.traits.has_aux:
-        stages = _split(captured, found, best)
-        apart = options.traits.splits_backward and options.cost == "measured" and best.K > 1 and not options.compile
-        options.progress(0.6, "measuring backward in two parts" if apart else "")
-        cached = _split_file(captured, found, best, tensors, options) if apart and options.cache else None
-        few, repeats = (
-            _as_measured(costs, tensors),
-            effort_for(2 * costs.step, seconds=options.calibration_seconds).repeats,
-        )
-        with untouched(model, captured._lp.written):
-            splits = split_shares(stages, few, repeats, cached) if apart else ()
-        return Arrangement(best, stages, (), splits=splits)
+        return _of_stages_alone(captured, found, costs, best, tensors, options)
     prices = node_costs(captured, found, costs)
     tried: list[Arrangement] = []
     for _ in range(MAX_ROUNDS):
@@ -134,6 +124,28 @@ def plan_program(
     if options.cost == "measured" and not options.traits.heads:
         return _measured(captured, found, costs, arrangement, prices, _as_measured(costs, tensors), options)
     return arrangement
+
+
+def _of_stages_alone(
+    captured: Captured,
+    found: list[Unit],
+    costs: Profile,
+    best: Partition,
+    tensors: list[torch.Tensor],
+    options: Options,
+) -> Arrangement:
+    """The stages of a method without AuxNets. A backward in two parts takes longer than an undivided one, on all ranks
+    but the first: it is measured on the stages of `best`, and the model is split again by what ranks then really do."""
+    stages = _split(captured, found, best)
+    if not options.traits.splits_backward or options.cost != "measured" or best.K == 1 or options.compile:
+        return Arrangement(best, stages, ())
+    options.progress(0.6, "measuring backward in two parts")
+    cached = _split_file(captured, found, best, tensors, options) if options.cache else None
+    repeats = effort_for(2 * costs.step, seconds=options.calibration_seconds).repeats
+    with untouched(captured._lp.model, captured._lp.written):
+        splits = split_shares(stages, _as_measured(costs, tensors), repeats, cached)
+    again = _split_for(costs, best.K, 0.0, replace(options, speeds=slowed(costs, best.cuts, splits, options.speeds)))
+    return Arrangement(again, stages if again.cuts == best.cuts else _split(captured, found, again), (), splits=splits)
 
 
 def _split_file(

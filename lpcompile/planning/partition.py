@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 from lpcompile.core.cost import Profile
 from lpcompile.passes.partition import evaluate as costs
 from lpcompile.passes.partition import partition as planner
 from lpcompile.passes.partition.evaluate import Partition
+from lpcompile.passes.profile.split_backward_cost import BackwardShares
 from lpcompile.runtime.methods import DEFAULT, get_method
 
 
@@ -36,3 +38,19 @@ def evaluate(
 def auto_stages(profile: Profile, *, method: str = DEFAULT, **options: Any) -> Partition:
     """The split for K="auto"."""
     return planner.auto_stages(profile, method=get_method(method), **options)
+
+
+def slowed(
+    profile: Profile,
+    cuts: Sequence[int],
+    shares: Sequence[BackwardShares],
+    speeds: Sequence[float] | None = None,
+) -> tuple[float, ...]:
+    """The speeds of ranks whose backwards run in two parts, which take `shares` of the undivided backward."""
+    found = []
+    for k, (low, high) in enumerate(pairwise((0, *cuts, len(profile.units)))):
+        forward = sum(u.forward for u in profile.units[low:high])
+        backward = sum(u.backward for u in profile.units[low:high])
+        apart = forward + sum(shares[k]) * backward
+        found.append((speeds[k] if speeds else 1.0) * ((forward + backward) / apart if apart else 1.0))
+    return tuple(found)

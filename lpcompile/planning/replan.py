@@ -6,6 +6,7 @@ of the plan's AuxNets. A saved plan is enough.
 
 from __future__ import annotations
 
+import statistics
 from dataclasses import replace
 from itertools import pairwise
 
@@ -14,8 +15,9 @@ from lpcompile.core.method import BatchFacts
 from lpcompile.core.micro_batches import bubble_of
 from lpcompile.core.plan import AuxPlan, BoundaryPlan, Plan, StagePlan
 from lpcompile.passes.partition.evaluate import Link, Partition
+from lpcompile.passes.profile.split_backward_cost import FIRST_STAGE_SHARES, BackwardShares
 from lpcompile.planning.choice import choice
-from lpcompile.planning.partition import evaluate, partition
+from lpcompile.planning.partition import evaluate, partition, slowed
 from lpcompile.planning.plan_rows import stage_row, with_bubble
 from lpcompile.runtime.methods import get_method
 
@@ -36,15 +38,21 @@ def replan(plan: Plan, K: int, method: str | None = None) -> Plan:
     method = method or plan.method
     if (K, method) == (plan.K, plan.method):
         return plan
-    split = partition(profile_of(plan), K, method=method, aux_budget=min(1.0, aux_share(plan)), aux=_form(plan))
+    costs, shares = profile_of(plan), min(1.0, aux_share(plan))
+    split = partition(costs, K, method=method, aux_budget=shares, aux=_form(plan))
+    if parts := shares_like(plan, K, method):
+        speeds = slowed(costs, split.cuts, parts)
+        split = partition(costs, K, method=method, aux_budget=shares, aux=_form(plan), speeds=speeds)
     return from_split(plan, split)
 
 
 def cuts_over(plan: Plan, link: Link | None) -> tuple[int, ...]:
     """Where the same method would cut the plan's units for this link between its ranks."""
     shares = [b.aux.share if b.aux is not None else 0.0 for b in plan.boundaries]
-    found = partition(profile_of(plan), plan.K, method=plan.method, aux_budget=shares, aux=_form(plan), link=link)
-    return found.cuts
+    costs, given = profile_of(plan), {"method": plan.method, "aux_budget": shares, "aux": _form(plan)}
+    parts = shares_like(plan, plan.K, plan.method)
+    speeds = slowed(costs, [s.last + 1 for s in plan.stages[:-1]], parts) if parts else None
+    return partition(costs, plan.K, **given, link=link, speeds=speeds).cuts
 
 
 def with_method(plan: Plan, method: str) -> Plan:
@@ -69,8 +77,21 @@ def moved(plan: Plan, boundary: int, by: int) -> Plan | None:
         return None
     hosts = [b.aux_rank for b in plan.boundaries]
     shares = [b.aux.share if b.aux is not None else 0.0 for b in plan.boundaries]
-    found = evaluate(profile_of(plan), cuts, hosts, method=plan.method, aux_budget=shares, aux=_form(plan))
+    costs, parts = profile_of(plan), shares_like(plan, plan.K, plan.method)
+    speeds = slowed(costs, cuts, parts) if parts else None
+    found = evaluate(costs, cuts, hosts, method=plan.method, aux_budget=shares, aux=_form(plan), speeds=speeds)
     return from_split(plan, found, shares)
+
+
+def shares_like(plan: Plan, K: int, method: str) -> tuple[BackwardShares, ...]:
+    """What K stages lose to backwards in two parts, as the plan's own do on average; empty if none were measured."""
+    known = [(s.parts[0], s.parts[1]) for s in plan.stages if s.parts]
+    if not get_method(method).splits_backward or len(known) < 2:
+        return ()
+    if len(known) == K:
+        return tuple(known)
+    first, second = (statistics.mean(part) for part in zip(*known[1:], strict=True))
+    return (FIRST_STAGE_SHARES, *[(first, second)] * (K - 1))
 
 
 def _form(plan: Plan) -> str:
@@ -80,7 +101,8 @@ def _form(plan: Plan) -> str:
 def from_split(plan: Plan, split: Partition, shares: list[float] | None = None) -> Plan:
     """A plan with these cuts; its boundaries have sizes (their units' outputs) and no tensors."""
     shares = shares or [aux_share(plan)] * (split.K - 1)
-    stages = [stage_row(k, plan.units, split) for k in range(split.K)]
+    parts = shares_like(plan, split.K, split.method)
+    stages = [stage_row(k, plan.units, split, parts=parts[k] if parts else ()) for k in range(split.K)]
     boundaries = [
         _boundary(s.index + 1, plan.units[s.last].name, s, split.aux_ranks[s.index], shares[s.index])
         for s in stages[:-1]

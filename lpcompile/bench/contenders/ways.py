@@ -95,8 +95,8 @@ class Ours(Contender):
     def __init__(self, given: Work, program: Program, method: str, compiled: bool, transfer: str | None) -> None:
         super().__init__(given)
         options: dict[str, Any] = {"compile": compiled, "transfer": transfer}
-        if given.train is None:  # where the model learns nothing, AuxNets have nothing to follow
-            options["warmup"] = 0
+        if given.train is None:  # where the model learns nothing, AuxNets have nothing to follow: no exact steps
+            options |= {"warmup": 0, "recouple": 0.0}
         self.trainer = program.trainer(loss, optimizer=given.optimizer, method=method, **options)
         self.micro = self.trainer.micro
         worker = self.trainer.workers[0]
