@@ -49,7 +49,8 @@ def choose_micro(captured: Captured, units: list[Unit], tensors: list[torch.Tens
         seconds=options.measure_seconds,
         progress=within(options.progress, 0.0, 0.05),
     )
-    steps = {M: predicted(method, facts.K, M, times[sizes[M]]) for M in choices}
+    # micro-batches of a batch that is not divided evenly have fewer samples than the first: their mean time
+    steps = {M: predicted(method, facts.K, M, times[sizes[M]] * facts.batch / (M * sizes[M])) for M in choices}
     longest = min(steps.values()) * (FRESHER if method.delayed else 1.0)
     return max((M for M in choices if steps[M] <= longest), key=lambda M: M if method.delayed else -M)
 
