@@ -66,8 +66,15 @@ def restarts() -> int:
 
 
 def join(device: str = "cpu", timeout: float = TIMEOUT, store: str | None = None) -> None:
-    """Open the process group of torchrun's environment, or of a store that `launch` made."""
-    if dist.is_initialized() or int(os.environ.get("WORLD_SIZE", "1")) < 2:
+    """Open the process group of torchrun's environment, or of a store that `launch` made; or take the one that is open.
+
+    Whoever opened it (Lightning, accelerate, a script), it is closed at the end of the process.
+    """
+    if dist.is_initialized():
+        atexit.unregister(_close)
+        atexit.register(_close)
+        return
+    if int(os.environ.get("WORLD_SIZE", "1")) < 2:
         return
     if store is not None or os.environ.get("MASTER_ADDR", "") in ("127.0.0.1", "localhost", "::1"):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo" if sys.platform == "linux" else "lo0")
@@ -85,8 +92,8 @@ def join(device: str = "cpu", timeout: float = TIMEOUT, store: str | None = None
 
 
 def _close() -> None:
-    """At the end of a script under torchrun: a thread of gloo that lets go of a tensor once Python is gone aborts the
-    process. After an exception nothing is closed, for that could wait for other ranks."""
+    """At the end of a script: a thread of gloo that lets go of a tensor once Python is gone aborts the process. After
+    an exception nothing is closed, for that could wait for other ranks."""
     if dist.is_initialized() and overseer.error_of(overseer.overseer) is None:
         dist.destroy_process_group()
 
