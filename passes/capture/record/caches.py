@@ -33,13 +33,17 @@ class KnownCaches:
     def __init__(self) -> None:
         self._caches: list[weakref.ref[Any]] = []
         self._others = -1  # references to the type that are not those of known caches; -1: they are not counted
+        self._frozen = 0  # objects that `gc.freeze` hid from the last walk
 
     def alive(self) -> list[Any]:
         found = [cache for known in self._caches if (cache := known()) is not None]
-        if self._others < 0 or sys.getrefcount(KIND) - self._others != len(found):
-            found = [o for o in gc.get_objects() if type(o) is KIND]
+        frozen, others = gc.get_freeze_count(), sys.getrefcount(KIND) - len(found)
+        if self._others < 0 or (frozen, others) != (self._frozen, self._others):
+            ids = set(map(id, found))  # some may be frozen since
+            found += [o for o in gc.get_objects() if type(o) is KIND and id(o) not in ids]
             self._caches = [weakref.ref(cache) for cache in found]
             self._others = sys.getrefcount(KIND) - len(found) if instances_are_counted() else -1
+            self._frozen = frozen
         return found
 
 

@@ -52,9 +52,16 @@ def test_all_objects_are_walked_only_where_there_is_a_new_cache(monkeypatch: pyt
     del made
     again = functools.lru_cache(lambda n: -n)  # as many as before
     assert any(cache is again for cache in known.alive()) and len(walks) == 3
+    gc.freeze()
+    new = functools.lru_cache(lambda n: 2 * n)
+    assert {id(c) for c in (table, again, new)} <= {id(c) for c in known.alive()}
+    hiding = KnownCaches()
+    assert not any(cache is table for cache in hiding.alive())
+    gc.unfreeze()
+    assert len(walks) == 5 and any(cache is table for cache in hiding.alive()) and len(walks) == 6
     monkeypatch.setattr(caches_module, "instances_are_counted", lambda: False)
     other = KnownCaches()
-    assert any(cache is again for cache in other.alive() + other.alive()) and len(walks) == 5
+    assert any(cache is again for cache in other.alive() + other.alive()) and len(walks) == 8
 
 
 def test_fakes_leave_the_dicts_that_users_keep_them_in() -> None:
