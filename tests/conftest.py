@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import gc
+import os
 import re
 import signal
 from collections.abc import Iterator
@@ -17,6 +19,9 @@ LONG = re.compile(
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell starts its background jobs; tests send Ctrl-C
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Workers share the cores; threads of one that wait for those of another spin.
+torch.set_num_threads(max(1, torch.get_num_threads() // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -37,3 +42,11 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def few_objects() -> Iterator[None]:
+    """Hides all objects that are there from the garbage collector, for tests that ask it what they leave behind."""
+    gc.freeze()
+    yield
+    gc.unfreeze()

@@ -215,7 +215,7 @@ def test_a_kept_tensor_is_warned_about():
         lpcompile.parallelize(Keeps(), 2, example_inputs=torch.randn(2, 4), cost="flops")
 
 
-def test_a_program_that_nobody_uses_takes_its_model_along():
+def test_a_program_that_nobody_uses_takes_its_model_along(few_objects):
     """Eight compilations, one after another: memory is as it was after the first."""
     import gc
     import weakref

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from lpcompile.bench.contenders.ways import DDP, FSDP, LIMIT, PLAIN, THREADS, TORCH, base
@@ -14,15 +16,6 @@ from lpcompile.runtime.methods import get_method
 
 PARTS = ("forward", "backward", "aux", "optimizer", "transfer", "python", "wait")
 FAMILIES = ("plain", "data parallel", "torch's pipelines", "exact", "delayed", "decoupled")
-MISSING = {
-    "ρ": "plain training was not measured",
-    "of K": "plain training was not measured",
-    "of the limit": "K plain trainings at once were not measured",
-    "sent a step": "only contenders that send nothing were measured",
-    "idle of ranks": "it is not known of threads",
-    "samples/s": "nothing was measured",
-    "peak memory of ranks": "nothing was measured",
-}
 SHOWN = {"aux": "AuxNet", "python": "Python"}
 
 
@@ -112,15 +105,62 @@ def link_cells(row: BenchRow, one: LinkResults, found: Bench) -> list[str]:
     ]
 
 
-def headers() -> list[str]:
-    return ["contender", "step ms (quartiles)", "ρ", "of K", "of the limit", "samples/s", "peak memory of ranks",
-            "sent a step", "idle of ranks"]  # fmt: skip
+@dataclass(frozen=True)
+class Column:
+    """A column of the measured table. cell: of a contender that was measured. missing: why nobody has a value in it."""
+
+    header: str
+    cell: Callable[[BenchRow, Bench], str]
+    missing: str = ""
+
+
+def ratio(value: float | None) -> str:
+    return NO_VALUE if value is None else f"{value:.2f}"
+
+
+def name_cell(row: BenchRow, found: Bench) -> str:
+    return called(row.name, found.request.K) + (f", M = {row.micro}" if row.micro > 1 else "")
+
+
+def step_cell(row: BenchRow, found: Bench) -> str:
+    middle, low, high = row.step
+    return f"{middle:.1f} ({low:.1f}-{high:.1f})"
+
+
+def sent_cell(row: BenchRow, found: Bench) -> str:
+    return NO_VALUE if row.name in (PLAIN, THREADS, LIMIT) else size(sum(r["sent"] for r in row.ranks))
+
+
+def idle_cell(row: BenchRow, found: Bench) -> str:
+    return NO_VALUE if row.name == THREADS else " / ".join(f"{100 * r['idle']:.0f} %" for r in row.ranks)
+
+
+NOTHING, NO_PLAIN = "nothing was measured", "plain training was not measured"
+COLUMNS = (
+    Column("contender", name_cell),
+    Column("step ms (quartiles)", step_cell),
+    Column("ρ", lambda row, found: ratio(row.rho), NO_PLAIN),
+    Column("of K", lambda row, found: ratio(None if row.rho is None else row.rho / found.request.K), NO_PLAIN),
+    Column("of the limit", lambda row, found: ratio(row.of_limit), "K plain trainings at once were not measured"),
+    Column("samples/s", lambda row, found: f"{row.rate:.0f}", NOTHING),
+    Column("peak memory of ranks", lambda row, found: " / ".join(size(r["peak"]) for r in row.ranks), NOTHING),
+    Column("sent a step", sent_cell, "only contenders that send nothing were measured"),
+    Column("idle of ranks", idle_cell, "it is not known of threads"),
+)
+
+
+def cells(row: BenchRow, found: Bench) -> list[str]:
+    """The cells of a contender; of one that was not measured its name and the reason."""
+    if row.step:
+        return [column.cell(row, found) for column in COLUMNS]
+    told = [called(row.name, found.request.K), shortened(row.why or "not measured")]
+    return told + [NO_VALUE] * (len(COLUMNS) - len(told))
 
 
 def measured_table(found: Bench) -> tuple[list[str], list[list[str]], list[str]]:
     """Headers and rows without the columns that nobody has a value in, and a reason for each of these."""
-    names, lines, empty = without_empty(headers(), [cells(r, found) for r in found.rows])
-    return names, lines, [f"no column {name!r}: {MISSING[name]}." for name in empty if name in MISSING]
+    names, lines, empty = without_empty([c.header for c in COLUMNS], [cells(r, found) for r in found.rows])
+    return names, lines, [f"no column {c.header!r}: {c.missing}." for c in COLUMNS if c.header in empty and c.missing]
 
 
 def not_alone(found: Bench) -> list[str]:
@@ -155,26 +195,6 @@ def called(name: str, K: int) -> str:
         f"{DDP}+bf16": "DDP, bf16 hook",
         FSDP: "FSDP",
     }.get(name, f"torch {TORCH[name]}" if name in TORCH else name)
-
-
-def cells(row: BenchRow, found: Bench) -> list[str]:
-    name = called(row.name, found.request.K)
-    if not row.step:
-        return [name, shortened(row.why or "not measured"), *[NO_VALUE] * 7]
-    alone = row.name in (PLAIN, THREADS, LIMIT)
-    micro = f", M = {row.micro}" if row.micro > 1 else ""
-    middle, low, high = row.step
-    return [
-        name + micro,
-        f"{middle:.1f} ({low:.1f}-{high:.1f})",
-        NO_VALUE if row.rho is None else f"{row.rho:.2f}",
-        NO_VALUE if row.rho is None else f"{row.rho / found.request.K:.2f}",
-        NO_VALUE if row.of_limit is None else f"{row.of_limit:.2f}",
-        f"{row.rate:.0f}",
-        " / ".join(size(r["peak"]) for r in row.ranks),
-        NO_VALUE if alone else size(sum(r["sent"] for r in row.ranks)),
-        NO_VALUE if row.name == THREADS else " / ".join(f"{100 * r['idle']:.0f} %" for r in row.ranks),
-    ]
 
 
 def part_cells(row: BenchRow) -> list[str]:

@@ -49,10 +49,10 @@ def replan(plan: Plan, K: int, method: str | None = None) -> Plan:
 def cuts_over(plan: Plan, link: Link | None) -> tuple[int, ...]:
     """Where the same method would cut the plan's units for this link between its ranks."""
     shares = [b.aux.share if b.aux is not None else 0.0 for b in plan.boundaries]
-    costs, given = profile_of(plan), {"method": plan.method, "aux_budget": shares, "aux": _form(plan)}
-    parts = shares_like(plan, plan.K, plan.method)
+    costs, parts = profile_of(plan), shares_like(plan, plan.K, plan.method)
     speeds = slowed(costs, [s.last + 1 for s in plan.stages[:-1]], parts) if parts else None
-    return partition(costs, plan.K, **given, link=link, speeds=speeds).cuts
+    found = partition(costs, plan.K, method=plan.method, aux_budget=shares, aux=_form(plan), link=link, speeds=speeds)
+    return found.cuts
 
 
 def with_method(plan: Plan, method: str) -> Plan:

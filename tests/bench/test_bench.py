@@ -69,6 +69,15 @@ def test_the_text_and_the_page_say_what_was_found():
     assert bench_table.text(Bench(BenchRequest("m"), MACHINE)) == "nothing has been measured"
 
 
+def test_a_column_is_one_entry(monkeypatch):
+    more = bench_table.Column("steps", lambda row, found: str(row.steps))
+    monkeypatch.setattr(bench_table, "COLUMNS", (*bench_table.COLUMNS, more))
+    found = small_bench(penalty=1.8)
+    found.rows.append(BenchRow("fsdp", why="cannot"))
+    names, lines, _ = bench_table.measured_table(found)
+    assert names[-1] == "steps" and [line[-1] for line in lines] == ["20", "20", "20", "–"]
+
+
 def test_bad_usage_ends_before_processes_start(tmp_path, capsys):
     assert main(["bench", "resnet21"]) == 2
     assert "resnet20" in capsys.readouterr().err

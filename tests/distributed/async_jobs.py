@@ -23,15 +23,19 @@ def store():
 
 
 class Still:
-    """A loss that stands still on one rank, at one call, until somebody says that another rank is through."""
+    """A loss that stands still on one rank, at one call of a step, until somebody says that another rank is through.
+
+    Calls without gradients do not count: they only measure what the loss is a mean over, before the first step.
+    """
 
     def __init__(self, rank=None, call=0):
         self.rank, self.call, self.calls = rank, call, 0
 
     def __call__(self, output, target):
-        if dist.get_rank() == self.rank and self.calls == self.call:
-            store().wait(["through"], datetime.timedelta(seconds=40))
-        self.calls += 1
+        if torch.is_grad_enabled():
+            if dist.get_rank() == self.rank and self.calls == self.call:
+                store().wait(["through"], datetime.timedelta(seconds=40))
+            self.calls += 1
         return F.cross_entropy(output, target)
 
 

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 
 import lpcompile
+from lpcompile import Program
 from tests.runtime.small import Routed, Wide, any_auxnets, batches, compiled, norm_mlp, random_hosts, sgd
 
 
@@ -106,6 +107,54 @@ def resnet() -> torch.nn.Module:
     return lpcompile.models.ResNet(14, 3, width=4)
 
 
+MODELS = {"wide": Wide, "routed": Routed, "dropout": lambda: norm_mlp(dropout=0.2), "norm": norm_mlp,
+          "resnet": resnet, "tied resnet": resnet, "resnet, bfloat16 AuxNets": resnet,
+          "resnet, channels last": lambda: resnet().to(memory_format=torch.channels_last)}  # fmt: skip
+
+
+def compiled_for(model: str, K: int, x: Any, hosts: int) -> Program:
+    torch.manual_seed(0)
+    how: dict[str, Any] = {}
+    if "resnet" in model:
+        how = {"init": "consistent", "aux": "tied" if "tied" in model else "derived"}
+    if "bfloat16" in model:
+        how["aux_dtype"] = torch.bfloat16
+    return compiled(MODELS[model](), K, x, random_hosts(K, hosts) if hosts else None, max_width=3, **how)
+
+
+PROGRAMS: dict[tuple[str, int, int], tuple[Program, Start]] = {}
+
+
+def shared(model: str, K: int, x: Any, hosts: int) -> tuple[Program, Start]:
+    """A program that several cases train one after another, and how it was before the first of them."""
+    if (model, K, hosts) not in PROGRAMS:
+        program = compiled_for(model, K, x, hosts)
+        PROGRAMS[model, K, hosts] = program, Start(program)
+    return PROGRAMS[model, K, hosts]
+
+
+class Start:
+    """The tensors of a compiled program, to begin another training with, also after a rank has freed other stages."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        roots = (program.module, program.captured, *program.stages, *program.auxnets)
+        every = [m for root in roots for m in root.modules()]
+        self.held = [(m, dict(m._parameters), dict(m._buffers)) for m in every]
+        tensors = [t for _, *kinds in self.held for kind in kinds for t in kind.values() if t is not None]
+        self.values = [(t, t.detach().clone()) for t in tensors]
+
+    def restore(self) -> None:
+        for module, parameters, buffers in self.held:
+            module._parameters.update(parameters)
+            module._buffers.update(buffers)
+        with torch.no_grad():
+            for tensor, value in self.values:
+                tensor.copy_(value)
+                tensor.grad = None
+        self.program.train()
+
+
 def train(case: Case, K: int) -> dict[str, Any]:
     """A few steps, the last batch smaller; weights, AuxNet weights of this process, metrics and evaluation."""
     torch.manual_seed(11)
@@ -114,17 +163,12 @@ def train(case: Case, K: int) -> dict[str, Any]:
         data = [((x, torch.arange(len(x)) % 10), y) for x, y in data]
     if "resnet" in case.model:
         data = [(x.repeat(1, 32).view(len(x), 3, 8, 8), y) for x, y in data]
-    models = {"wide": Wide, "routed": Routed, "dropout": lambda: norm_mlp(dropout=0.2), "norm": norm_mlp,
-              "resnet": resnet, "tied resnet": resnet, "resnet, bfloat16 AuxNets": resnet,
-              "resnet, channels last": lambda: resnet().to(memory_format=torch.channels_last)}  # fmt: skip
+    if "dgl" in case.method:  # a program makes its heads once
+        program = compiled_for(case.model, K, data[0][0], case.hosts)
+    else:
+        program, start = shared(case.model, K, data[0][0], case.hosts)
+        start.restore()
     torch.manual_seed(0)
-    hosts = random_hosts(K, case.hosts) if case.hosts else None
-    how: dict[str, Any] = {}
-    if "resnet" in case.model:
-        how = {"init": "consistent", "aux": "tied" if "tied" in case.model else "derived"}
-    if "bfloat16" in case.model:
-        how["aux_dtype"] = torch.bfloat16
-    program = compiled(models[case.model](), K, data[0][0], hosts, max_width=3, **how)
     loss = (lambda out, y: F.cross_entropy(out["logits"], y)) if case.model == "wide" else F.cross_entropy
     auxnets = None if "resnet" in case.model else any_auxnets(program)
     trainer = program.trainer(loss, optimizer=sgd, method=case.method, auxnets=auxnets, **case.options)

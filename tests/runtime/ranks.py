@@ -21,15 +21,18 @@ def free_port():
 
 
 def started_once(factory, run_rank):
-    """The folder into which K processes of `run_rank` wrote what they ended with; they are started once for each K."""
+    """The folder into which K processes of `run_rank` wrote what they ended with; they are started once for each K, and
+    for what else is given to them.
+
+    Processes that failed are not started again either: the first test says why, the others lack its files.
+    """
     done = {}
 
-    def get(K):
-        if K not in done:
-            folder = factory.mktemp(f"gloo{K}")
-            mp.spawn(run_rank, (K, free_port(), str(folder)), nprocs=K)
-            done[K] = folder
-        return done[K]
+    def get(K, *more):
+        if (key := (K, *more)) not in done:
+            done[key] = factory.mktemp(f"gloo{K}")
+            mp.spawn(run_rank, (K, free_port(), str(done[key]), *more), nprocs=K)
+        return done[key]
 
     return get
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 import enum
 import functools
 import gc
+import sys
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,13 +20,48 @@ from torch._subclasses.fake_tensor import FakeTensor
 from lpcompile.passes.capture.record.refusal import Unrecordable
 from lpcompile.passes.graph.tree import SCALARS, Tree
 
+KIND = functools._lru_cache_wrapper
+
+
+class KnownCaches:
+    """The function caches of this process, found by a walk over all its objects and known from then on.
+
+    Each cache holds a reference to its type. While the type has as many references as caches that are known and alive,
+    there is no new one, and the walk (a tenth of a second and more, in a large program) is left out.
+    """
+
+    def __init__(self) -> None:
+        self._caches: list[weakref.ref[Any]] = []
+        self._others = -1  # references to the type that are not those of known caches; -1: they are not counted
+        self._frozen = 0  # objects that `gc.freeze` hid from the last walk
+
+    def alive(self) -> list[Any]:
+        found = [cache for known in self._caches if (cache := known()) is not None]
+        frozen, others = gc.get_freeze_count(), sys.getrefcount(KIND) - len(found)
+        if self._others < 0 or (frozen, others) != (self._frozen, self._others):
+            ids = set(map(id, found))  # some may be frozen since
+            found += [o for o in gc.get_objects() if type(o) is KIND and id(o) not in ids]
+            self._caches = [weakref.ref(cache) for cache in found]
+            self._others = sys.getrefcount(KIND) - len(found) if instances_are_counted() else -1
+            self._frozen = frozen
+        return found
+
+
+def instances_are_counted() -> bool:
+    """Whether this Python counts an instance as a reference to its type: it does not for types that are immortal."""
+    before = sys.getrefcount(KIND)
+    one = functools.lru_cache(len)
+    return sys.getrefcount(KIND) == before + isinstance(one, KIND)
+
+
+KNOWN = KnownCaches()
+
 
 class FunctionCaches:
     """The function caches of this process; `forget_fakes()` clears those that have stored a fake tensor since."""
 
     def __init__(self) -> None:
-        kind = functools._lru_cache_wrapper
-        self._caches = [o for o in gc.get_objects() if type(o) is kind]
+        self._caches = KNOWN.alive()
         self._misses = [c.cache_info().misses for c in self._caches]
 
     def forget_fakes(self) -> None:

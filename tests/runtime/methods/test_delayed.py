@@ -185,7 +185,7 @@ def test_versions_are_kept_only_while_they_are_needed():
     assert sizes["fr", "all"] == [0, 0, 0, 0]
 
 
-def test_fr_keeps_inputs_and_no_graph_between_steps(monkeypatch):
+def test_fr_keeps_inputs_and_no_graph_between_steps(monkeypatch, few_objects):
     data, calls = batches(6), []
 
     def noted(w, lams, slot):
