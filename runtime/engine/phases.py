@@ -64,6 +64,7 @@ def begin(engine: Engine, recipe: Recipe) -> None:
         add_networks(engine, get_method(phase.method), options_of(engine, phase))
     add_schedulers(engine)
     engine.at.forget_votes()
+    engine.at.index = -1  # no phase of this recipe runs yet
     enter(engine, _first_open(engine, 0))
 
 

@@ -26,8 +26,10 @@ class Settings:
 
     micro: micro-batches a step (`multiplier`'s skew is counted in them). The default is the method's
         `default_micro`: `multiplier` up to K of at least 8 samples (16 where K = 2); `stream` up to K of at least 16;
-        `penalty` and `lagrangian` 2 of at least 16 where a batch's activations take 64 MiB; pipelines (`gpipe`, `1f1b`,
-        `zb`) K to 2K that divide the batch; `pipedream` with "2bw" K; else 1. lockstep: `multiplier` without skew.
+        `penalty` and `lagrangian` 2 of at least 16 where a batch's activations take 64 MiB; `zbh2` 2 to 2K, of at
+        least 16 where there is BatchNorm; other pipelines (`gpipe`, `1f1b`, `zb`) K to 2K that divide the batch;
+        `pipedream` with "2bw" K; else 1. Of the planned method, what the plan says. lockstep: `multiplier` without
+        skew.
     stash: the weights that `pipedream` keeps, "all" (one version for each micro-batch in flight) or "2bw" (two).
     recursive: AuxNets start from the model's input. kappa: how `lagrangian` keeps κ, "stored" or "auxnet".
     psi: a penalty function by its name in `lpcompile.runtime.penalty.psi`. beta: see `lpcompile.runtime.penalty.beta`.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -34,6 +35,12 @@ def made(factory: Callable[[Any], Any], given: Any, name: str) -> Any:
     found = factory(given)
     if not callable(getattr(found, "step", None)):
         raise UsageError(f"{name} gave {found!r}, which has no step(): let the function return what it makes")
+    takes = inspect.signature(found.step).parameters.get("closure")
+    if takes is not None and takes.default is takes.empty:
+        raise UsageError(
+            f"{name} gave a {type(found).__name__}, whose step evaluates the loss again by a closure, which a stage "
+            f"does not have; use an optimizer that steps from gradients, such as SGD or AdamW"
+        )
     if isinstance(found, torch.optim.Optimizer) and isinstance(given, list):
         own = {id(p) for p in given}
         if any(id(p) not in own for group in found.param_groups for p in group["params"]):

@@ -50,7 +50,9 @@ def after_step(engine: Engine, metrics: dict[str, Any]) -> None:
     seen = {name: value for w in engine.workers for name, value in w.means.items()}
     seen |= first_loss(engine)
     seen |= {name: v for name, v in metrics.items() if name.startswith(("model", "gradient", "p "))}
-    judge(engine, engine.gather(seen))
+    seen = engine.gather(seen)
+    metrics |= {name: v for name, v in seen.items() if name == "model loss"}  # on all ranks, for their progress line
+    judge(engine, seen)
 
 
 def look_at_loss(engine: Engine) -> None:
@@ -120,8 +122,10 @@ def judge(engine: Engine, seen: dict[str, float]) -> None:
         if warm >= AFTER and worst and worst[k] > coupling.HOPELESS:
             text = f"the AuxNet of boundary {k} does not follow X: the violation is {worst[k]:.3g}"
             warn(engine, "far", k, f"{text} after {warm} steps of warm-up")
+        if engine.steps >= AFTER and loss is not None and first is not None and loss > LEARNT * first:
+            warn(engine, "chance", 0, f"the loss is {loss:.3g} and was {first:.3g} at first, in exact steps")
         return
-    if worst and not limit and worst[k] > coupling.HOPELESS:
+    if worst and not coupling.watched(engine) and worst[k] > coupling.HOPELESS:
         warn(engine, "far", k, f"the violation of boundary {k} is {worst[k]:.3g}: stages start from values unlike X")
     for boundary in _starved(engine, seen):
         share = seen[f"gradient {boundary}"] / seen[f"p {engine.plan.K - 1}"]
@@ -135,7 +139,7 @@ def judge(engine: Engine, seen: dict[str, float]) -> None:
              f"boundary {k})")  # fmt: skip
         if coupling.watched(engine) and at.coupled < 0:
             coupling.couple(engine, text)
-    elif engine.steps >= AFTER and min(model, loss) > LEARNT * first:
+    elif engine.steps >= AFTER and model > LEARNT * first:
         warn(engine, "chance", 0, f"the loss of the model is {model:.3g} and was {first:.3g} at first")
 
 

@@ -30,6 +30,7 @@ class Log:
         self.begin, self.first, self.shown = time.perf_counter(), trainer.steps, 0.0
         self.last: dict[str, Any] = {}
         self.sums = {"step ms": 0.0, "wait ms": 0.0, "data ms": 0.0}
+        self.model: dict[str, float] = {}  # the model's own loss, until it is written: a check is not due at every line
         self.waited, self.evaluation = 0.0, 0.0  # share of the last steps that waited for data; s of evaluations
 
     def __enter__(self) -> Log:
@@ -48,9 +49,11 @@ class Log:
         own = metrics.get("step ms", 0.0) + metrics.get("data ms", 0.0)
         self.waited += 0.1 * (metrics.get("data ms", 0.0) / (own or 1.0) - self.waited)
         due = done % self.every == 0 or done == self.total
+        self.model |= {name: value for name, value in metrics.items() if name == "model loss"}
         if due:
-            self.last = self._known({**metrics, "lr": self.trainer.lr}, done)
+            self.last = self._known({**metrics, **self.model, "lr": self.trainer.lr}, done)
             self._write(self.last, done)
+            self.model = {}
         if self.live and (time.perf_counter() - self.shown > REFRESH or done == self.total):
             self.shown = time.perf_counter()
             print(f"\r\x1b[K{self.line(metrics)}", end="", file=sys.stderr, flush=True)
@@ -78,7 +81,7 @@ class Log:
         done, spent = self.trainer.steps, time.perf_counter() - self.begin
         rate = (done - self.first) / spent if spent > 0 else 0.0
         left = _clock((self.total - done) / rate) if rate else "?"
-        known = {**self.last, **metrics}
+        known = {**self.last, **self.model, **metrics}
         parts = [f"epoch {metrics.get('epoch', '?')}", f"step {done}/{self.total}", f"{rate:.2f}/s", f"{left} left"]
         if "loss" in known:
             beside = f" (model {known['model loss']:.3f})" if "model loss" in known else ""

@@ -81,6 +81,13 @@ def test_a_recipe_runs_its_phases_in_turn_and_names_them(caplog):
     assert "step 6: stream@loss<100.0|0.9 after penalty" in caplog.text
 
 
+def test_a_recipe_that_begins_in_the_middle_of_a_run_counts_its_own_steps():
+    trainer = trainer_of(norm_mlp(), 2, data()[0][0], "bp")
+    run(trainer, data(6))
+    trainer.switch("1f1b[micro=2]@+2steps,bp")
+    assert [trainer.step(*batch)["method"] for batch in data(3)] == ["1f1b", "1f1b", "bp"]
+
+
 def test_a_small_last_batch_is_not_cut_in_a_warm_up():
     trainer = trainer_of(norm_mlp(), 2, data()[0][0], "penalty", warmup=4)
     assert trainer.micro == 2

@@ -39,6 +39,11 @@ def test_an_optimizer_of_parameters_that_it_was_not_given_is_refused_and_none_to
         trainer_of(norm_mlp(), 2, data()[0][0], make=None)
 
 
+def test_an_optimizer_that_evaluates_the_loss_itself_is_refused_before_training():
+    with pytest.raises(UsageError, match=r"optimizer gave a LBFGS, whose step evaluates the loss again by a closure"):
+        trainer_of(norm_mlp(), 2, data()[0][0], "stream", make=torch.optim.LBFGS)
+
+
 def test_a_loss_that_is_not_one_number_is_refused_with_what_it_gave():
     for loss, what in ((lambda o, t: None, "None"), (lambda o, t: o, r"a tensor of shape \[8, \d+\]")):
         trainer = trainer_of(norm_mlp(), 2, data()[0][0], loss=loss, method="bp")

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 import torch.nn.functional as F
 
+from lpcompile.runtime.health import check
 from lpcompile.runtime.health.advice import advice
 from lpcompile.runtime.health.verdict import Chance, chance_of
 from lpcompile.runtime.loop.loop import run as run_loop
+from lpcompile.runtime.loop.options import LoopOptions
 from lpcompile.runtime.methods import METHODS, get_method
-from tests.runtime.engine.training import data, trainer_of
+from tests.runtime.engine.training import adam, data, trainer_of
 from tests.runtime.small import norm_mlp, sgd
 
 
@@ -68,6 +72,41 @@ def test_a_violation_that_stays_in_a_warm_up_is_named_within_100_steps(caplog):
     assert metrics["method"] == "warmup" and metrics["violation 1"] > 0.9
     assert "step 100: the AuxNet of boundary 1 does not follow X" in caplog.text
     assert "after 100 steps of warm-up; try larger AuxNets" in caplog.text
+
+
+def test_stored_lambda_far_from_x_is_named(caplog):
+    x, y = data()[0]
+    trainer = trainer_of(norm_mlp(), 2, x, "penalty-stored", make=still, check_every=5)
+    for step in range(5):
+        trainer.step(x, y, torch.arange(len(y)))
+        if step == 0:
+            kept = trainer.workers[0].stores or trainer.workers[1].stores
+            kept["lam", 1].put(torch.arange(len(y)), [-t for t in kept["lam", 1].take(torch.arange(len(y)))])
+    assert "step 5: the violation of boundary 1 is" in caplog.text and "try method='auto'" in caplog.text
+
+
+def test_a_loss_that_does_not_fall_in_exact_steps_before_decoupling_is_named_within_100_steps(caplog):
+    trainer = trainer_of(norm_mlp(), 2, data()[0][0], "penalty", make=still, aux_optimizer=adam, warmup=300,
+                         warmup_violation=0)  # fmt: skip
+    for _ in range(100):
+        metrics = trainer.step(*data()[0])
+    assert metrics["method"] == "warmup"
+    assert "step 100: the loss is" in caplog.text and "in exact steps; try" in caplog.text
+
+
+def test_a_model_at_chance_is_named_also_where_the_loss_through_lambda_falls_a_little(caplog):
+    trainer = trainer_of(norm_mlp(), 2, data()[0][0], "penalty")
+    trainer.steps = check.AFTER
+    check.judge(trainer, {"loss": 1.0, "model loss": 1.09, "first loss": 1.1})
+    assert "step 100: the loss of the model is 1.09 and was 1.1 at first" in caplog.text
+
+
+def test_the_log_has_the_models_loss_wherever_its_lines_are(tmp_path):
+    file = tmp_path / "log.jsonl"
+    trainer = trainer_of(norm_mlp(), 2, data()[0][0], "penalty", check_every=5, warmup=0, recouple=0)
+    run_loop(trainer, data(14), 1, watch=LoopOptions(log=str(file), log_every=7))
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    assert ["model loss" in line for line in lines[:2]] == [True, True]
 
 
 def test_a_model_that_does_not_learn_while_lambda_does_is_coupled_again(caplog):
