@@ -198,6 +198,7 @@ def _out_of_step(mine: int, step: int, peer: int, other: int) -> str:
     rank = min(ended, key=lambda r: ended[r])
     more = peer if rank == mine else mine
     return (
-        f"rank {rank} ended after {ended[rank]} steps and rank {more} goes on: their loaders have different lengths; "
-        f"give all ranks the same data, batch size and number of epochs"
+        f"rank {rank} ended after {ended[rank]} steps and rank {more} goes on: their loaders have different lengths, "
+        f"or rank {rank} alone evaluates, saves or takes the weights; give all ranks the same data, batch size and "
+        f"number of epochs, and let all of them call the trainer alike"
     )
