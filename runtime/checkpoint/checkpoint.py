@@ -41,6 +41,7 @@ VERSION = 2
 NAME = re.compile(r"step-(\d+)")
 RUN, CHECKSUMS = "run.json", "checksums.json"
 VERIFY = "see what is wrong with it: python -m lpcompile checkpoint verify {0}"
+BEST, NOTE = "best", "best.json"  # the folder of the best checkpoint, and its figure beside it
 PART = ".part-"  # begins the name of a checkpoint that is being written
 BROKEN = (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError, OSError, SafetensorError)
 
