@@ -37,7 +37,8 @@ MOST_ELEMENTS = 2048  # of a tensor that are looked at
 HEADER_TAG = 200  # apart from the tags of tensors and of evaluation
 REMEDY = (
     "every rank must take the same batches in the same order: let program.fit or trainer.fit run the loop, which "
-    "shuffle by rank 0's random state, or seed all ranks alike (torch.manual_seed(0) before the loader is used)"
+    "shuffle by rank 0's random state, or seed all ranks alike (torch.manual_seed(0) before the loader is used, and "
+    "whatever random state a sampler or data set has of its own)"
 )
 
 
