@@ -27,10 +27,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _found(folder: Path) -> list[Path]:
     from lpcompile.emit.write import MARKER_FILE
-    from lpcompile.runtime.checkpoint.checkpoint import NAME, RUN, all_in
+    from lpcompile.runtime.checkpoint.checkpoint import BEST, NAME, RUN, all_in
 
     single = NAME.fullmatch(folder.name) or any((folder / file).is_file() for file in (RUN, MARKER_FILE))
-    return [folder] if single and folder.is_dir() else all_in(folder)
+    return [folder] if single and folder.is_dir() else [*all_in(folder), *all_in(folder / BEST)]
 
 
 def _damage(folder: Path) -> str | None:

@@ -174,7 +174,8 @@ def _interrupted(job: Job) -> str:
     """What is left of a run that was ended by Ctrl-C, and the command that goes on; two lines."""
     from lpcompile.runtime.checkpoint.checkpoint import latest
 
-    words = ["torchrun" if "RANK" in os.environ else "python", "-m", "lpcompile", *sys.argv[1:]]
+    started = ["torchrun", "--nproc-per-node", os.environ.get("LOCAL_WORLD_SIZE", str(job.K * job.replicas))]
+    words = [*(started if "RANK" in os.environ else ["python"]), "-m", "lpcompile", *sys.argv[1:]]
     if job.watch.save is None:
         return f"\nstopped: nothing was saved, for want of --save DIR\nbegin again: {shlex.join(words)} --save DIR"
     found = latest(Path(job.watch.save))

@@ -31,6 +31,7 @@ from lpcompile.program import Compiled, Program
 
 log = logging.getLogger("lpcompile")
 _AGAIN = "emit the program again"
+MODEL = "model.json"
 _serial = itertools.count()
 
 
@@ -103,13 +104,13 @@ def load(directory: str | Path) -> Program:
     """
     folder = Path(directory)
     data = _model_json(folder)
-    reason = checksum.damage(folder, data.get("checksums", {}))
+    reason = checksum.damage(folder, data.get("checksums", {}), MODEL)
     if reason is not None:
         raise EmitError(f"{folder} is damaged: {reason}; {_AGAIN}")
     plan = Plan.load(folder / "plan.json")
     if plan.hash != data.get("plan"):
         raise EmitError(f"{folder / 'plan.json'} is not the plan that this folder was emitted with; {_AGAIN}")
-    changed = checksum.damage(folder, data.get("code", {}))
+    changed = checksum.damage(folder, data.get("code", {}), MODEL)
     if changed is not None:
         log.warning("%s: %s; %s unless you edited it", folder, changed, _AGAIN)
     try:
@@ -121,7 +122,7 @@ def load(directory: str | Path) -> Program:
             f"the code in {folder} cannot be imported ({type(error).__name__}: {error}); install the package that the "
             f"model's layers come from, or {_AGAIN}"
         ) from error
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError, OSError) as error:
         what = f"{folder}: {changed}" if changed is not None else f"{folder / 'model.json'} is broken"
         raise EmitError(f"{what} ({type(error).__name__}: {error}); {_AGAIN}") from error
 
@@ -130,7 +131,8 @@ def damage(folder: Path) -> str | None:
     """The file of an emitted program whose checksum is another one, and why it is not whole; None if it is."""
     try:
         data = _model_json(folder)
-        return checksum.damage(folder, data.get("checksums", {})) or checksum.damage(folder, data.get("code", {}))
+        found = (checksum.damage(folder, data.get(kind, {}), MODEL) for kind in ("checksums", "code"))
+        return next((reason for reason in found if reason is not None), None)
     except LpError as error:
         return str(error)
 
@@ -144,7 +146,7 @@ def _model_json(folder: Path) -> dict[str, Any]:
         raise EmitError(
             f"{folder} has no model.json, so emit did not write it; give a folder that emit wrote"
         ) from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise EmitError(f"{folder / 'model.json'} is not JSON ({error}); {_AGAIN}") from None
     if not isinstance(data, dict) or data.get("version") != FORMAT_VERSION:
         version = data.get("version") if isinstance(data, dict) else None

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import os
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -20,7 +19,7 @@ from lpcompile.runtime.checkpoint import checkpoint
 from lpcompile.runtime.comm import handshake
 from lpcompile.runtime.launch import board, launch
 from lpcompile.runtime.loop.data import first_batch
-from lpcompile.runtime.loop.loop import run
+from lpcompile.runtime.loop.loop import after_restart, run
 from lpcompile.runtime.loop.record import Record
 from lpcompile.training import data
 from lpcompile.training.build import check_classes, compile_job, make_loaders, make_trainer
@@ -59,9 +58,7 @@ def train_rank(job: Job) -> Record:
     logging.basicConfig(format="%(message)s", level=logging.INFO if _rank() == 0 else logging.WARNING)
     if dist.is_initialized():
         handshake.compare(job.facts(), None)
-    watch = job.watch
-    if launch.restarts() and watch.save:
-        watch = replace(watch, resume=True)
+    watch = after_restart(job.watch)
     torch.manual_seed(job.seed)
     source = sources.load(
         job.model,

@@ -41,6 +41,7 @@ VERSION = 2
 NAME = re.compile(r"step-(\d+)")
 RUN, CHECKSUMS = "run.json", "checksums.json"
 VERIFY = "see what is wrong with it: python -m lpcompile checkpoint verify {0}"
+BEST, NOTE = "best", "best.json"  # the folder of the best checkpoint, and its figure beside it
 PART = ".part-"  # begins the name of a checkpoint that is being written
 BROKEN = (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError, OSError, SafetensorError)
 
@@ -69,7 +70,7 @@ def describe(folder: Path) -> dict[str, Any]:
     found = read_json(folder / RUN)
     if not isinstance(found, dict) or found.get("version") != VERSION:
         version = found.get("version") if isinstance(found, dict) else None
-        raise UsageError(f"{folder} is not a checkpoint of version {VERSION} (version: {version!r})")
+        raise UsageError(f"{folder} is not a checkpoint of version {VERSION} (version in {RUN}: {version!r})")
     kinds = {"model": str, "K": int, "plan": dict, "state": dict}
     odd = next((name for name, kind in kinds.items() if not isinstance(found.get(name), kind)), None)
     if odd is not None:
@@ -84,7 +85,7 @@ def damage(folder: Path) -> str | None:
         sums = read_json(folder / CHECKSUMS)
         if isinstance(sums, dict) and sums.pop(checksum.OWN, checksum.of_data(sums)) != checksum.of_data(sums):
             return f"{CHECKSUMS} has another SHA-256 than when it was written"
-        return checksum.damage(folder, sums) or _unlisted(folder, sums)
+        return checksum.damage(folder, sums, CHECKSUMS) or _unlisted(folder, sums)
     except (LpError, *BROKEN) as error:
         return str(error)
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from lpcompile.errors import TrainingError
+from lpcompile.runtime.checkpoint import named
 from lpcompile.runtime.comm import exchange
 
 if TYPE_CHECKING:
@@ -35,6 +36,12 @@ def check(trainer: Engine, tensors: dict[str, Tensor], besides: str) -> None:
     wrong = next((text for text in found if text), None)
     if wrong is not None:
         raise TrainingError(wrong)
+
+
+def check_end(trainer: Engine) -> None:
+    """A run does not end well with weights or statistics that are not finite."""
+    trainer.flush()
+    check(trainer, named.tensors(trainer), "training ended with them")
 
 
 def _rank_of(trainer: Engine, name: str) -> int:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from lpcompile.errors import TrainingError
 from lpcompile.runtime.checkpoint import named
-from lpcompile.runtime.checkpoint.checkpoint import PART, all_in
+from lpcompile.runtime.checkpoint.checkpoint import BEST, NOTE, PART, all_in, latest
 from lpcompile.runtime.checkpoint.save import SaveError, everyone
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 STATES = {"SGD": 1, "Adagrad": 1, "RMSprop": 1}  # tensors that an optimizer keeps for each weight; of others 2
 
 
+PROBE = ".probe-"
 PATIENCE = 10.0  # seconds in which the processes of a run that was killed have ended
 
 
@@ -72,7 +73,7 @@ def _locked(folder: Path) -> int:
 
 def probe(folder: Path) -> None:
     """Make the folder, and write and rename a small file in it."""
-    file = folder / f".probe-{os.getpid()}"
+    file = folder / f"{PROBE}{os.getpid()}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         file.write_bytes(bytes(4096))
@@ -86,14 +87,18 @@ def probe(folder: Path) -> None:
         ) from None
 
 
-def prepare(trainer: Engine, folder: Path) -> None:
+def prepare(trainer: Engine, folder: Path, resume: bool = False) -> None:
     """Before the first step, on all ranks alike: remove what a killed run left half written, and look for room."""
 
     def look() -> int:
         if trainer.main:
             probe(folder)
-            for part in folder.glob(f"{PART}*"):
+            if not resume:
+                _refuse_earlier(folder)
+            for part in (*folder.glob(f"{PART}*"), *folder.glob(f"{BEST}/{PART}*")):
                 shutil.rmtree(part, ignore_errors=True)
+            for file in (*folder.glob(f"{PROBE}*"), *folder.glob(f"{BEST}/.{NOTE}.*")):
+                file.unlink(missing_ok=True)
         return nbytes(trainer) if trainer.first_rank == 0 else 0
 
     try:
@@ -101,6 +106,16 @@ def prepare(trainer: Engine, folder: Path) -> None:
         everyone(trainer, lambda: _check_room(folder, sum(sizes)) if trainer.main else None)
     except SaveError as error:
         raise TrainingError(str(error)) from None
+
+
+def _refuse_earlier(folder: Path) -> None:
+    """A run from the beginning would replace the checkpoints of an earlier one, step by step."""
+    newest = latest(folder)
+    if newest is not None:
+        raise TrainingError(
+            f"{folder} has checkpoints of an earlier run, the newest {newest.name}, and this one begins at step 0; go "
+            f"on from it with --resume (resume=True), or give --save another folder"
+        )
 
 
 def _check_room(folder: Path, size: int) -> None:

@@ -102,7 +102,8 @@ def _finish(part: Path, target: Path, keep: int) -> None:
     part.rename(target)
     sync(target.parent)
     for old in all_in(target.parent)[: -max(keep, 1)]:
-        shutil.rmtree(old, ignore_errors=True)
+        if old != target:  # older by its step: another run's may have more
+            shutil.rmtree(old, ignore_errors=True)
 
 
 def everyone(trainer: Engine, do: Callable[[], Any]) -> list[Any]:

@@ -114,5 +114,5 @@ def write_json(file: Path, data: Any) -> None:
 def read_json(file: Path) -> Any:
     try:
         return json.loads(file.read_text())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"{file} cannot be read as part of a checkpoint: {error}") from None

@@ -37,7 +37,8 @@ MOST_ELEMENTS = 2048  # of a tensor that are looked at
 HEADER_TAG = 200  # apart from the tags of tensors and of evaluation
 REMEDY = (
     "every rank must take the same batches in the same order: let program.fit or trainer.fit run the loop, which "
-    "shuffle by rank 0's random state, or seed all ranks alike (torch.manual_seed(0) before the loader is used)"
+    "shuffle by rank 0's random state, or seed all ranks alike (torch.manual_seed(0) before the loader is used, and "
+    "whatever random state a sampler or data set has of its own)"
 )
 
 
@@ -198,6 +199,7 @@ def _out_of_step(mine: int, step: int, peer: int, other: int) -> str:
     rank = min(ended, key=lambda r: ended[r])
     more = peer if rank == mine else mine
     return (
-        f"rank {rank} ended after {ended[rank]} steps and rank {more} goes on: their loaders have different lengths; "
-        f"give all ranks the same data, batch size and number of epochs"
+        f"rank {rank} ended after {ended[rank]} steps and rank {more} goes on: their loaders have different lengths, "
+        f"or rank {rank} alone evaluates, saves or takes the weights; give all ranks the same data, batch size and "
+        f"number of epochs, and let all of them call the trainer alike"
     )

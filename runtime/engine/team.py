@@ -180,6 +180,6 @@ def facts(engine: Engine) -> dict[str, Any]:
         "plan": engine.plan.hash,
         "method": recipe_text(engine.recipe),
         "memory format": "channels last" if engine.channels_last else "contiguous",
-        "options": {k: str(v) for k, v in asdict_shallow(engine.settings).items()},
+        **{f"option {k}": str(v) for k, v in asdict_shallow(engine.settings).items()},
         **recipe_facts(engine.workers[0].updater, engine.loss_fn, engine.schedulers),
     }

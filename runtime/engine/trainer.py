@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sized
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from torch import Tensor
 from lpcompile.core.memory_format import channels_last
 from lpcompile.core.stage_io import batch_of
 from lpcompile.errors import InputError, options_checked
-from lpcompile.runtime.checkpoint import state
+from lpcompile.runtime.checkpoint import finite, state
 from lpcompile.runtime.comm.fingerprint import Fingerprint, of_batch
 from lpcompile.runtime.comm.transport import Distributed
 from lpcompile.runtime.engine import loss_parts, phases
@@ -36,7 +36,7 @@ from lpcompile.runtime.engine.worker import Net, Worker
 from lpcompile.runtime.health import check
 from lpcompile.runtime.health.verdict import verdict
 from lpcompile.runtime.loop import evaluate as evaluation
-from lpcompile.runtime.loop.data import EMPTY, compare_data, share_random
+from lpcompile.runtime.loop.data import EMPTY, compare_data, length_of, set_epoch, share_random
 from lpcompile.runtime.loop.record import Record, Timing
 
 
@@ -183,15 +183,14 @@ class Trainer(Engine):
 
         Between processes it is shuffled by rank 0's random state; the number of batches must be the same everywhere.
         """
-        if isinstance(loader, Sized):
-            self.plan_steps(self.steps + epochs * len(loader))
+        if (length := length_of(loader)) is not None:
+            self.plan_steps(self.steps + epochs * length)
         compare_data(self, epochs, loader)
         metrics: dict[str, Any] = {}
         began, before, spent = time.perf_counter(), self.steps, 0.0
         for epoch in range(epochs):
             share_random(self, loader)
-            if hasattr(getattr(loader, "sampler", None), "set_epoch"):
-                loader.sampler.set_epoch(epoch)  # type: ignore[attr-defined]
+            set_epoch(loader, epoch)
             for batch in loader:
                 metrics = self.step(*parts_of(self.input_names, self.loss_fn, batch))
                 spent += metrics["step ms"]
@@ -200,7 +199,7 @@ class Trainer(Engine):
         if epochs and not metrics:
             raise InputError(EMPTY)
         shown = self._model_loss()
-        self.flush()
+        finite.check_end(self)
         found = self.gather(metrics)
         if warning := verdict(self, shown):
             found["warning"] = warning

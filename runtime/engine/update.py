@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import zlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,6 +14,8 @@ from torch import Tensor, nn
 from lpcompile.errors import UsageError
 
 Factory = Callable[[list[nn.Parameter]], Any]  # from parameters to an optimizer
+# Lists in a scheduler's state that follow the groups of the stage's weights.
+OF_GROUPS = ("base_lrs", "min_lrs", "max_lrs", "_last_lr", "base_momentums", "max_momentums", "lr_lambdas")
 GROW_AFTER = 2000  # steps without an overflow after which the loss scale doubles, as in torch.amp.GradScaler
 
 
@@ -190,14 +193,39 @@ def recipe_facts(updater: Updater, loss_fn: Any, schedulers: dict[str, Any]) -> 
     for name, optimizer in updater.optimizers().items():
         kind = "optimizer" if name == "stage" else f"optimizer of the {name.split()[0]}s"
         facts[kind] = f"{type(optimizer).__name__}({', '.join(f'{k}={v}' for k, v in optimizer.defaults.items())})"
-        if name == "stage":
-            facts["learning rate"] = str(optimizer.param_groups[0]["lr"])
+        rates = {str(group["lr"]) for group in optimizer.param_groups} if name == "stage" else set()
+        if len(rates) == 1:  # else they depend on the layer, and so on the stage
+            facts["learning rate"] = rates.pop()
     if updater.optimizers() and not schedulers:
         facts["scheduler"] = "none"
     for scheduler in list(schedulers.values())[:1]:
-        plain = {k: v for k, v in scheduler.state_dict().items() if isinstance(v, (bool, int, float, str))}
-        facts["scheduler"] = f"{type(scheduler).__name__}({', '.join(f'{k}={v}' for k, v in sorted(plain.items()))})"
+        given = scheduler.state_dict()
+        if not type(scheduler).__module__.startswith("torch."):  # its containers may follow the stage's groups
+            given = {k: v for k, v in given.items() if isinstance(v, (bool, int, float, str))}
+        known = _plain(given) | {k: v for k, v in {"functions": _codes(scheduler)}.items() if v}
+        facts["scheduler"] = f"{type(scheduler).__name__}({', '.join(f'{k}={v}' for k, v in sorted(known.items()))})"
     return facts
+
+
+def _plain(value: Any) -> Any:
+    """The numbers, texts and containers of them in a scheduler's state, besides what each group of weights has."""
+    if isinstance(value, dict):
+        kept = {k: _plain(v) for k, v in value.items() if k not in OF_GROUPS}
+        return {k: v for k, v in kept.items() if v is not None}
+    if isinstance(value, (list, tuple)):
+        return [_plain(v) for v in value]
+    return value if isinstance(value, (bool, int, float, str)) else None
+
+
+def _codes(scheduler: Any) -> list[str]:
+    """The functions of a LambdaLR and the like, by name and code: their own numbers are not in its state."""
+    found = set()
+    for function in getattr(scheduler, "lr_lambdas", ()):
+        code = getattr(function, "__code__", None)
+        cells = [c.cell_contents for c in getattr(function, "__closure__", None) or ()]
+        numbers = [_plain(v) for v in (*(code.co_consts if code else ()), *cells, getattr(function, "__dict__", {}))]
+        found.add(f"{callable_name(function)} {zlib.crc32(repr((code and code.co_code, numbers)).encode()):08x}")
+    return sorted(found)
 
 
 def callable_name(function: Any) -> str:

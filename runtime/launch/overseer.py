@@ -154,6 +154,8 @@ class Overseer:
         """End with the exit code of an exception, after all other exit functions; the first cause before its echoes."""
         failure = board.failure_of(error, self.rank)
         if failure.lost:
+            with contextlib.suppress(Exception):  # the store may be gone
+                self.name_gone(failure.doing)
             time.sleep(SETTLE)
         else:
             tell_torchrun(f"{type(error).__module__}.{type(error).__qualname__}: {error}")
@@ -162,6 +164,15 @@ class Overseer:
             sys.stdout.flush()
             sys.stderr.flush()
         os._exit(1)
+
+    def name_gone(self, doing: Doing) -> None:
+        """Say whose end this rank's lost connection comes from, if that one had no error, as after sys.exit(0)."""
+        for rank in set(range(self.world)) - {self.rank}:
+            seen = self._read(rank)
+            if seen is not None and seen.step == ENDED:
+                failure = Failure(rank, doing.since, "ended, and others wait for it", doing)
+                print(f"lpcompile: training stopped: {failure.say(self.K)}", file=sys.stderr, flush=True)
+                return
 
 
 def tell_torchrun(text: str) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import random
+import time
 import warnings
-from collections.abc import Iterable, Iterator, Sized
+from collections.abc import Iterable, Iterator
 from copy import copy
 from dataclasses import asdict
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,6 +20,7 @@ from torch.utils.data import DataLoader
 from lpcompile.errors import InputError
 from lpcompile.runtime.comm import exchange, handshake
 from lpcompile.runtime.comm.fingerprint import checksum
+from lpcompile.runtime.launch import board
 
 if TYPE_CHECKING:
     from lpcompile.runtime.engine.engine import Engine
@@ -24,7 +28,32 @@ if TYPE_CHECKING:
 
 EMPTY = "the loader gives no batch; does the data set have samples, and at least one batch of them with drop_last=True?"
 EXACT_LENGTH = "let its len() be the number of batches of an epoch, or use trainer.fit, which takes loaders without one"
+NO_LENGTH = "a loader without a length cannot be resumed; use trainer.fit, or one with len()"
 LABELS = ("tensors", "targets", "labels")  # attributes of data sets that tell them apart without reading a sample
+
+
+def length_of(loader: Any) -> int | None:
+    """The number of batches of an epoch; None where it is not known, as of a DataLoader over an IterableDataset."""
+    try:
+        return len(loader)
+    except (TypeError, NotImplementedError):
+        return None
+
+
+def set_epoch(loader: Any, epoch: int) -> None:
+    """Tell the samplers that want to know it the number of the epoch, from which they shuffle."""
+    loader = getattr(loader, "loader", loader)  # of a replica's part
+    for name in ("sampler", "batch_sampler"):
+        sampler: Any = getattr(loader, name, None)
+        if hasattr(sampler, "set_epoch"):
+            sampler.set_epoch(epoch)
+
+
+def skipping(loader: Any) -> Any:
+    """The loader's sampler, if it can begin in the middle of an epoch, as `EpochSampler` does; else None."""
+    sampler = getattr(loader, "sampler", None)
+    to = getattr(sampler, "set_epoch", None)
+    return sampler if to is not None and "start" in inspect.signature(to).parameters else None
 
 
 def counted(loader: Iterable[Any], length: int) -> Iterator[Any]:
@@ -95,8 +124,8 @@ def compare_data(trainer: Engine, epochs: int, loader: Any, test: Any = None, wa
 
 def _facts(loader: Any) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    if isinstance(loader, Sized):
-        found["number of batches"] = len(loader)
+    if (batches := length_of(loader)) is not None:
+        found["number of batches"] = batches
     loader = getattr(loader, "loader", loader)
     for name in ("batch_size", "drop_last"):
         if isinstance(getattr(loader, name, None), int):
@@ -105,12 +134,32 @@ def _facts(loader: Any) -> dict[str, Any]:
     if data is None:
         return found
     found["type"] = type(data).__name__
-    if isinstance(data, Sized):
-        found["number of samples"] = len(data)
+    if (samples := length_of(data)) is not None:
+        found["number of samples"] = samples
     labels = [getattr(getattr(data, "found", None) or data, name, None) for name in LABELS]
     found["fingerprint"] = checksum([v for v in labels if isinstance(v, (list, tuple, torch.Tensor))])
     found["number of generators"] = len(_generators(loader))
     return found
+
+
+def first_batches(loader: Any, count: int) -> Iterator[Any]:
+    """The first batches of the loader's epoch, also where a resumed run began in the middle of it."""
+    if (sampler := skipping(loader)) is not None:
+        sampler.set_epoch(sampler.epoch)
+    return islice(loader, count)
+
+
+def loaded(trainer: Engine, loader: Iterable[Any]) -> Iterator[tuple[Any, float]]:
+    """The batches of a loader, with the ms that each was waited for; the watchdog knows when one does not come."""
+    began, end = time.perf_counter(), object()
+    batches = iter(loader)
+    while True:
+        with board.away(trainer.steps, board.LOADING.strip("()")):
+            batch = next(batches, end)
+        if batch is end:
+            return
+        yield batch, 1e3 * (time.perf_counter() - began)
+        began = time.perf_counter()
 
 
 def first_batch(loader: Iterable[Any]) -> Any:

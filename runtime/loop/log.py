@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import sys
 import time
 from typing import TYPE_CHECKING, Any
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
     from lpcompile.runtime.engine.trainer import Trainer
     from lpcompile.runtime.loop.options import LoopOptions
 
+log = logging.getLogger("lpcompile")
 REFRESH = 0.5  # seconds between progress lines
 DATA_SHOWN = 0.02  # share of the time that waits for data from which the progress line says so
 
@@ -39,7 +42,8 @@ class Log:
     def __exit__(self, *_: object) -> None:
         self.clear()
         for logger in self.loggers:
-            logger.close()
+            with contextlib.suppress(OSError):  # what could not be written was said
+                logger.close()
 
     def step(self, metrics: dict[str, Any]) -> bool:
         """Whether this step is one of those whose figures are gathered, into `last`."""
@@ -61,7 +65,10 @@ class Log:
 
     def _write(self, figures: dict[str, Any], step: int) -> None:
         for logger in self.loggers:
-            logger.log(figures, step)
+            try:
+                logger.log(figures, step)
+            except OSError as error:  # a full disk is no reason to lose the run
+                log.error("step %d cannot be logged: %s; training goes on", step, error)
 
     def _known(self, metrics: dict[str, Any], done: int) -> dict[str, Any]:
         """Metrics of all ranks. Ranks with replay buffers may be many steps apart: their own, until the last step."""

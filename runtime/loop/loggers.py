@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import csv
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
 from lpcompile.errors import UsageError
+
+log = logging.getLogger("lpcompile")
 
 
 class LogFile:
@@ -33,9 +36,13 @@ class LogFile:
     def _before(self, line: str, i: int, steps: int) -> bool:
         if not line.endswith("\n"):
             return False
-        if not self.csv:
-            return bool(json.loads(line)["step"] < steps)
-        return i == 0 or int(next(csv.reader([line]))[self.names.index("step")]) < steps
+        try:
+            if not self.csv:
+                return bool(json.loads(line)["step"] < steps)
+            return i == 0 or int(next(csv.reader([line]))[self.names.index("step")]) < steps
+        except (ValueError, LookupError, TypeError, StopIteration, RecursionError):
+            log.warning("line %d of %s cannot be read and is left out", i + 1, self.path)
+            return False
 
     def log(self, figures: dict[str, Any], step: int) -> None:
         if not self.csv:

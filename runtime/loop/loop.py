@@ -4,26 +4,36 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Sized
-from dataclasses import dataclass, field
-from itertools import islice
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from lpcompile.errors import InputError, UsageError
-from lpcompile.runtime.checkpoint import checkpoint, finite, named, room
+from lpcompile.runtime.checkpoint import checkpoint, finite, room
 from lpcompile.runtime.checkpoint.save import SaveError, save
 from lpcompile.runtime.engine.batches.forms import parts_of
 from lpcompile.runtime.health.verdict import verdict
-from lpcompile.runtime.launch import board
+from lpcompile.runtime.launch import board, launch
 from lpcompile.runtime.loop import evaluate as evaluation
 from lpcompile.runtime.loop import timeline
 from lpcompile.runtime.loop.average import AVERAGE
 from lpcompile.runtime.loop.best import Best
 from lpcompile.runtime.loop.callbacks import Announcer
-from lpcompile.runtime.loop.data import EMPTY, compare_data, counted, share_random
+from lpcompile.runtime.loop.data import (
+    EMPTY,
+    NO_LENGTH,
+    compare_data,
+    counted,
+    first_batches,
+    length_of,
+    loaded,
+    set_epoch,
+    share_random,
+    skipping,
+)
 from lpcompile.runtime.loop.log import Log
 from lpcompile.runtime.loop.options import LoopOptions
 from lpcompile.runtime.loop.record import Record
@@ -51,9 +61,9 @@ def run(
     epoch is run again from the same random state. metrics: of `test`, see `trainer.evaluate`. on_step: called on every
     rank after every step, with its own metrics.
     """
-    watch = watch or LoopOptions()
-    if not isinstance(loader, Sized):
-        raise UsageError("a loader without a length cannot be resumed; use trainer.fit, or one with len()")
+    watch = after_restart(watch or LoopOptions())
+    if length_of(loader) is None:
+        raise UsageError(NO_LENGTH)
     compare_data(trainer, epochs, loader, test, watch)
     with room.reserved(trainer, watch.save):
         length, position = _begin(trainer, loader, epochs, watch)
@@ -70,6 +80,11 @@ def run(
     if watch.trace:
         timeline.write(trainer, Path(watch.trace))
     return Record(found, going.history, timing, going.why, best.note())
+
+
+def after_restart(watch: LoopOptions) -> LoopOptions:
+    """A job that an elastic launcher has started again goes on from its newest checkpoint, unasked."""
+    return replace(watch, resume=True) if watch.save and launch.restarts() else watch
 
 
 @dataclass
@@ -144,7 +159,7 @@ class Run:
         trainer, watch = self.trainer, self.watch
         if watch.save and trainer.steps and not self.position.saved_at(trainer.steps):
             self.position.save(trainer, watch, last=True)
-        _check_end(trainer)
+        finite.check_end(trainer)
         if watch.load_best:
             self.best.take_back(trainer)
         found = self.out.last | self.shown
@@ -169,16 +184,10 @@ def _begin(trainer: Trainer, loader: Any, epochs: int, watch: LoopOptions) -> tu
         raise InputError(EMPTY)
     trainer.plan_steps(epochs * len(loader))
     if watch.save:
-        room.prepare(trainer, Path(watch.save))
+        room.prepare(trainer, Path(watch.save), watch.resume)
     if watch.save and watch.resume:
         return len(loader), DataPosition.load(trainer, Path(watch.save))
     return len(loader), DataPosition()
-
-
-def _check_end(trainer: Trainer) -> None:
-    """A run does not end well with weights or statistics that are not finite."""
-    trainer.flush()
-    finite.check(trainer, named.tensors(trainer), "training ended with them")
 
 
 def evaluated(
@@ -210,27 +219,6 @@ def evaluated(
     return found
 
 
-def first_batches(loader: Any, count: int) -> Iterator[Any]:
-    """The first batches of the loader's epoch, also where a resumed run began in the middle of it."""
-    sampler: Any = getattr(loader, "sampler", None)
-    if hasattr(sampler, "start") and hasattr(sampler, "set_epoch"):
-        sampler.set_epoch(sampler.epoch)
-    return islice(loader, count)
-
-
-def loaded(trainer: Trainer, loader: Iterable[Any]) -> Iterator[tuple[Any, float]]:
-    """The batches of a loader, with the ms that each was waited for; the watchdog knows when one does not come."""
-    began, end = time.perf_counter(), object()
-    batches = iter(loader)
-    while True:
-        with board.away(trainer.steps, board.LOADING.strip("()")):
-            batch = next(batches, end)
-        if batch is end:
-            return
-        yield batch, 1e3 * (time.perf_counter() - began)
-        began = time.perf_counter()
-
-
 class DataPosition:
     """How far into the data a run is: the random state that determines the epoch's order, and the current one."""
 
@@ -250,13 +238,12 @@ class DataPosition:
             self.now = self.now if done else None
         share_random(trainer, loader)
         self.epoch_start = torch.get_rng_state()
-        sampler: Any = getattr(loader, "sampler", None)
         skip = done
-        if hasattr(sampler, "start") and hasattr(sampler, "set_epoch"):
+        if (sampler := skipping(loader)) is not None:
             sampler.set_epoch(epoch, done * loader.batch_size)
             skip = 0
-        elif hasattr(sampler, "set_epoch"):
-            sampler.set_epoch(epoch)
+        else:
+            set_epoch(loader, epoch)
         left = len(loader) - (done - skip)
         for i, (batch, waited) in enumerate(loaded(trainer, counted(loader, left))):
             if i < skip:

@@ -6,10 +6,12 @@ import argparse
 import dataclasses
 import inspect
 import re
+from pathlib import Path
 
 import pytest
 
 from lpcompile.bench.request import BenchRequest
+from lpcompile.cli import train
 from lpcompile.cli.flags import DEFAULT_METHOD, FLAGS, Parser, option, settle, typed
 from lpcompile.cli.main import COMMANDS, build_parser, main
 from lpcompile.compare.request import CompareRequest
@@ -117,6 +119,19 @@ def test_what_was_typed_is_known_even_if_it_is_the_default():
     settle(arguments, arguments.flag_defaults)
     assert arguments.typed == {"model", "nodes"}
     assert (arguments.nodes, arguments.per_device, arguments.json, arguments.K) == (1, 32, False, None)
+
+
+@pytest.mark.parametrize(("environment", "starts"), [
+    ({}, "python -m lpcompile train"), ({"RANK": "0", "LOCAL_WORLD_SIZE": "2"}, "torchrun --nproc-per-node 2 -m"),
+])  # fmt: skip
+def test_after_ctrl_c_the_command_that_goes_on_starts_as_many_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], starts: str
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("sys.argv", ["lpcompile", "train", "resnet20"])
+    text = train._interrupted(Job("resnet20", watch=LoopOptions(save=str(tmp_path))))
+    assert text.splitlines()[-1].startswith(f"go on: {starts}") and text.endswith("train resnet20 --resume")
 
 
 def test_lists_are_not_shared_between_two_calls():

@@ -49,6 +49,10 @@ def test_ranks_shuffle_alike_by_any_random_state(method, how):
     assert launch(main, (2, method, how), world=2) > 0.6  # 0.4 with each other's targets
 
 
+def test_learning_rates_may_differ_from_layer_to_layer():
+    assert launch(main, (2, "bp", "layers"), world=2) > 0.6
+
+
 @pytest.mark.parametrize(("K", "method", "how", "said"), [
     (3, "penalty", "unseeded", r"batch 0: rank \d has other targets"),
     (2, "multiplier", "later", r"batch 3: rank 1 has other targets in its batch than rank 0"),
@@ -57,9 +61,12 @@ def test_ranks_shuffle_alike_by_any_random_state(method, how):
     (2, "gpipe", "smaller", r"batch 3: rank 1 has a batch of 24 samples, rank 0 one of 32"),
     (2, "penalty", "larger", r"batch 3: rank 1 has a batch of 40 samples, rank 0 one of 32"),
     (2, "bp", "ends", r"rank 1 ended after 3 steps and rank 0 goes on: their loaders have different lengths"),
+    (2, "bp", "alone", r"rank 0 ended after 14 steps and rank 1 goes on: .* or rank 0 alone evaluates, saves or takes"),
     (2, "bp", "longer", r"agree on the number of batches of the training data: rank 0 has 16, rank 1 has 14"),
     (2, "bp", "rate", r"agree on the optimizer: rank 0 has SGD\(lr=0.05, .*rank 1 has SGD\(lr=0.1"),
     (2, "bp", "scheduler", r"do not agree on the scheduler: rank 0 has none, rank 1 has StepLR\("),
+    (2, "bp", "milestones", r"do not agree on the scheduler: rank 0 has MultiStepLR\(.*\{9: 1\}.*rank 1 .*\{5: 1\}"),
+    (2, "bp", "factor", r"do not agree on the scheduler: rank 0 has LambdaLR\(.*functions=.*rank 1 has LambdaLR\("),
     (2, "bp", "seed", r"do not agree on the option --seed: rank 0 has 0, rank 1 has 7"),
     (2, "bp", "save", r"do not agree on the option --save: rank 0 has None, rank 1 has run"),
     (2, "bp", "evaluation", r"rank 1 has other targets in its batch than rank 0"),

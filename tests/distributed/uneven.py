@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 
@@ -38,6 +39,10 @@ def main(K, method, how):
     given = {"optimizer": lambda ps: torch.optim.SGD(ps, rate, momentum=0.9), "method": method}
     if odd and how == "scheduler":
         given["scheduler"] = lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 3)
+    if how in ("milestones", "factor"):
+        given["scheduler"] = functools.partial(scheduler, how, odd)
+    if how == "layers":
+        given["optimizer"] = lambda ps: torch.optim.SGD([{"params": [p], "lr": 0.1 / p.dim()} for p in ps], 0.1)
     epochs = 2 if how == "workers" else 6  # they are slow to start
     test = DataLoader(data, 64, shuffle=True)
     if how in ("fit", "workers", "generator", "longer"):
@@ -46,11 +51,18 @@ def main(K, method, how):
         assert count < len(x) or abs(whole.double().mean() - found.accuracy) < 1e-6
         return found["test accuracy"]
     trainer = program.trainer(F.cross_entropy, **given)
-    if how == "trainer.fit":
+    if how in ("trainer.fit", "layers"):
         trainer.fit(loader, 6)
     elif how != "evaluation":
         by_hand(trainer, loader if how == "unseeded" else DataLoader(data, 32), how, odd)
     return trainer.evaluate(loader if how == "evaluation" else DataLoader(data, 32))["accuracy"]
+
+
+def scheduler(how, odd, optimizer):
+    if how == "milestones":
+        return torch.optim.lr_scheduler.MultiStepLR(optimizer, [5 if odd else 9])
+    factor = 0.5 if odd else 0.9
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: factor**step)
 
 
 def by_hand(trainer, loader, how, odd):
@@ -62,6 +74,8 @@ def by_hand(trainer, loader, how, odd):
         x, y, index = (torch.cat([t, t])[:n] for t in (x, y, index))
         y = y.roll(1) if how == "later" and odd and at == 3 else y
         trainer.step(x if trainer.needs["inputs"] else None, y, index, size=len(y))
+        if how == "alone" and not odd and at == 13:
+            trainer.evaluate(loader)
 
 
 if __name__ == "__main__":

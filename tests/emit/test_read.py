@@ -148,11 +148,17 @@ def test_load_checks_that_the_folder_is_whole(tmp_path: Path) -> None:
         names = [folder / "weights" / f"stage_{k}.safetensors" for k in (0, 1)]
         names[0].write_bytes(names[1].read_bytes())
 
+    def folder_instead(folder: Path) -> None:
+        (folder / "stage_0.py").unlink()
+        (folder / "stage_0.py").mkdir()
+
     cases: dict[str, Callable[[Path], Any]] = {
         r"stage_1.py is missing; emit the program again": lambda f: (f / "stage_1.py").unlink(),
         r"stage_0.safetensors is missing": lambda f: (f / "weights" / "stage_0.safetensors").unlink(),
         r"has version 99 of the format, this lpcompile reads 1": version,
         r"model.json is not JSON": lambda f: (f / "model.json").write_text("{"),
+        r"model.json is not JSON \(maximum recursion depth": lambda f: (f / "model.json").write_text("[" * 100_000),
+        r"stage_0.py is missing \(IsADirectoryError": folder_instead,
         r"weights/stage_0.safetensors has 1 bytes instead of": lambda f: (
             f / "weights" / "stage_0.safetensors"
         ).write_text("?"),

@@ -30,14 +30,17 @@ def of_data(data: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
 
-def damage(folder: Path, expected: Any) -> str | None:
-    """The first file of a folder that differs from its record in `sums`, and how; None if all are intact."""
+def damage(folder: Path, expected: Any, listed: str) -> str | None:
+    """The first file of a folder that differs from its record in `sums`, and how; None if all are intact.
+
+    listed: the file that the records come from.
+    """
     if not isinstance(expected, dict) or not all(isinstance(entry, dict) for entry in expected.values()):
-        return "the list of checksums is not one"
+        return f"the list of checksums in {listed} is not one"
     for name, entry in expected.items():
         file = folder / name
         if Path(name).is_absolute() or ".." in Path(name).parts:
-            return f"the list of checksums names {name!r}, which is not in the folder"
+            return f"the list of checksums in {listed} names {name!r}, which is not in the folder"
         if not file.is_file():
             return f"{name} is missing"
         if file.stat().st_size != entry.get("bytes"):

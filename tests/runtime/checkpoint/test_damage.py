@@ -86,6 +86,14 @@ def test_a_folder_without_a_whole_checkpoint_is_no_start(folder):
         checkpoint.resumable(folder)
 
 
+@pytest.mark.parametrize("name", ["run.json", "checksums.json", "index.json"])
+@pytest.mark.parametrize("content", ["", "null", "[]", "{}", '{"a": 1}', "[" * 100_000])
+def test_odd_content_is_found_and_its_file_named(folder, name, content):
+    (folder / "step-00000004" / name).write_text(content)
+    found = checkpoint.damage(folder / "step-00000004")
+    assert name in found and "\n" not in found
+
+
 @pytest.mark.parametrize("content", [{"version": 1}, [], {"version": 2, "model": 3}, "x"])
 def test_odd_json_in_a_manifest_is_said_in_one_line(folder, content, tmp_path, capsys):
     (folder / "step-00000004" / "run.json").write_text(json.dumps(content))

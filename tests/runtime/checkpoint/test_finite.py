@@ -102,6 +102,14 @@ def test_statistics_that_are_not_finite_end_a_run_badly():
         run(t, DATA, 1, watch=LoopOptions(evaluate_every=0, train_batches=0))
 
 
+def test_a_loop_that_is_not_saved_does_not_end_well_with_them_either():
+    t = trainer()
+    t.fit(DATA[:2])
+    poison(t)
+    with pytest.raises(TrainingError, match=r"step 3, rank 1: 3 of 3 values of 6.bias are not finite; training ended"):
+        t.fit(DATA[2:3])
+
+
 def test_a_mask_of_infinities_is_the_models_own_business(tmp_path):
     t = trainer(Masked())
     t.step(*DATA[0])

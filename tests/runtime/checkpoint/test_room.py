@@ -24,11 +24,11 @@ DATA = batches(4, dtype=torch.float32)
 SAVE = storage.save_file
 
 
-def trained(folder, **options):
+def trained(folder, epochs=1, **options):
     program = compiled(norm_mlp(), 2, DATA[0][0])
     t = program.trainer(F.cross_entropy, optimizer=sgd, method="bp")
     watch = LoopOptions(**{"save": str(folder), "save_every": 1, "evaluate_every": 0, "train_batches": 0, **options})
-    run(t, DATA, 1, watch=watch)
+    run(t, DATA, epochs, watch=watch)
     return t
 
 
@@ -92,6 +92,45 @@ def test_two_runs_do_not_save_into_one_folder(tmp_path, monkeypatch):
     assert names(tmp_path) == ["step-00000003", "step-00000004"]
 
 
+def test_checkpoints_of_an_earlier_run_are_not_replaced_by_one_from_the_beginning(tmp_path):
+    trained(tmp_path)
+    said = r"has checkpoints of an earlier run, the newest step-00000004, and this one begins at step 0; go on from it"
+    with pytest.raises(TrainingError, match=said):
+        trained(tmp_path)
+    assert names(tmp_path) == ["step-00000003", "step-00000004"]
+
+
+def test_a_checkpoint_stays_that_has_fewer_steps_than_another_runs(tmp_path):
+    t = trained(tmp_path, save_every=0)
+    t.steps = 1
+    assert t.save(tmp_path, keep=1).is_dir()
+
+
+@pytest.mark.parametrize(("times", "options"), [({1}, {}), ({1, 2}, {}), ({1}, {"save_strict": True})])
+def test_the_best_checkpoint_gets_another_try_too(tmp_path, monkeypatch, caplog, times, options):
+    monkeypatch.setattr(storage, "save_file", full_disk(times))
+    watch = {"save_every": 0, "evaluate_every": 1, "best": "train loss", "train_batches": 1, **options}
+    if len(times) == 2 or options:
+        with pytest.raises(SaveError, match="no checkpoint can be written at step"):
+            trained(tmp_path, epochs=2, **watch)
+        return
+    with caplog.at_level(logging.ERROR, "lpcompile"):
+        trained(tmp_path, epochs=2, **watch)
+    assert "training goes on, and ends if the next best checkpoint cannot be written either" in caplog.text
+    assert names(tmp_path / "best") == ["best.json", "step-00000008"]
+
+
+@pytest.mark.parametrize(
+    "content", ["", "[]", '{"epoch": 1}', '{"figure": "f", "value": {}, "epoch": 0}', "[" * 100_000]
+)
+def test_a_broken_note_of_the_best_checkpoint_is_told_in_one_line(tmp_path, content):
+    (tmp_path / "best").mkdir()
+    (tmp_path / "best" / "best.json").write_text(content)
+    with pytest.raises(TrainingError, match=r"best/best.json is broken .*; remove it to look for the best") as error:
+        trained(tmp_path, evaluate_every=1, best="train loss", train_batches=1)
+    assert "\n" not in str(error.value)
+
+
 def test_a_folder_that_cannot_be_is_refused_before_training(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(TrainingError, match=r"--save .*file/run cannot be written: Not a directory; give"):
@@ -115,6 +154,9 @@ def test_the_expected_size_is_that_of_a_checkpoint(tmp_path):
 def test_what_a_killed_run_left_half_written_is_removed(tmp_path):
     (tmp_path / ".part-step-00000009").mkdir(parents=True)
     (tmp_path / ".part-step-00000009" / "rank0.json").write_text("{}")
+    (tmp_path / "best" / ".part-step-00000008").mkdir(parents=True)
+    for file in (".probe-7", ".probe-7.renamed", "best/.best.json.7-9"):
+        (tmp_path / file).write_text("{}")
     trained(tmp_path, save_every=0)
-    assert names(tmp_path) == ["step-00000004"]
+    assert names(tmp_path) == ["best", "step-00000004"] and names(tmp_path / "best") == []
     shutil.rmtree(tmp_path)

@@ -88,6 +88,16 @@ def test_while_a_rank_ends_with_an_exception_nobody_is_named(overseer, clock, mo
     assert beats(overseer, clock) is None and set(ends) == {1}
 
 
+@pytest.mark.parametrize(("step", "said"), [
+    (ENDED, "rank 1 (stage 1) ended, and others wait for it (step 3, instruction 'wait X1')"), (FAILED, ""), (2, ""),
+])  # fmt: skip
+def test_a_rank_that_lost_one_without_an_error_says_which_one_that_was(overseer, capsys, step, said):
+    other(overseer, step, "forward")
+    overseer.name_gone(overseer.board.read())
+    found = capsys.readouterr().err
+    assert (said in found) if said else not found
+
+
 def test_a_rank_that_is_stopped_before_it_joins_is_reported_and_one_that_computes_is_not(overseer, clock, monkeypatch):
     monkeypatch.setattr(identities.os, "getppid", os.getpid)  # this test is the launcher
     overseer.parent = os.getpid()

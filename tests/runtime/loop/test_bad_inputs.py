@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 import torch
 import torch.nn.functional as F
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import lpcompile
 from lpcompile.core.plan import Plan
@@ -33,6 +33,21 @@ def test_an_empty_loader(program):
         program.trainer(F.cross_entropy, optimizer=sgd, method="bp").fit(empty())
     with pytest.raises(InputError, match="the loader gives no batch"):
         program.trainer(F.cross_entropy, optimizer=sgd, method="bp").fit(iter([]))
+
+
+class Stream(IterableDataset):
+    """Samples of which nobody knows the number: its DataLoader has a len() that raises TypeError."""
+
+    def __iter__(self):
+        return iter(zip(X, Y, strict=True))
+
+
+def test_a_data_set_without_a_length_is_refused_where_it_is_needed_and_else_trained_on(program):
+    with pytest.raises(UsageError, match=r"a loader without a length cannot be resumed; use trainer.fit, or one with"):
+        program.fit(F.cross_entropy, DataLoader(Stream(), 4), optimizer=sgd)
+    trainer = program.trainer(F.cross_entropy, optimizer=sgd, method="bp")
+    trainer.fit(DataLoader(Stream(), 4), 2)
+    assert trainer.steps == 4
 
 
 def test_a_batch_without_samples(program):

@@ -7,9 +7,10 @@ import torch
 import torch.nn.functional as F
 
 from lpcompile.errors import InputError, UsageError
+from lpcompile.runtime.loop.data import first_batches
 from lpcompile.runtime.loop.evaluate import accuracy
 from lpcompile.runtime.loop.fit import Shard
-from lpcompile.runtime.loop.loop import first_batches, run
+from lpcompile.runtime.loop.loop import after_restart, run
 from lpcompile.runtime.loop.options import LoopOptions
 from tests.runtime.small import batches, compiled, norm_mlp, sgd
 
@@ -62,6 +63,13 @@ def test_a_loader_with_another_length_than_it_says_is_refused(length, said):
     t = compiled(norm_mlp(), 2, data[0][0]).trainer(F.cross_entropy, optimizer=sgd, method="bp")
     with pytest.raises(InputError, match=said):
         run(t, Promised(data, length), 2, watch=LoopOptions(evaluate_every=0, train_batches=0))
+
+
+def test_a_job_that_an_elastic_launcher_has_started_again_goes_on_unasked(monkeypatch):
+    saved, alone = LoopOptions(save="run"), LoopOptions()
+    assert after_restart(saved) == saved
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    assert after_restart(saved).resume and not after_restart(alone).resume
 
 
 def test_replicas_share_every_batch_between_them():
