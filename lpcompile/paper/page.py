@@ -14,8 +14,8 @@ from lpcompile.paper import schedules
 from lpcompile.paper.printed import BY_KEY
 from lpcompile.paper.results import Result
 from lpcompile.paper.schedules import Scheduled
-from lpcompile.paper.tables import HEADERS, OTHERS, cells, left_out, sentence, summary, title
-from lpcompile.paper.trends import verdict
+from lpcompile.paper.tables import HEADERS, OTHERS, cells, ended, left_out, sentence, summary, title
+from lpcompile.paper.trends import reading, verdict
 
 CURVES = (("train loss", "training loss of the serial model", ""), ("violation", "violation |λ - X|² / |X|²", ""),
           ("accuracy", "test accuracy, %", " %"))  # fmt: skip
@@ -52,10 +52,10 @@ def _section(key: str, found: Sequence[Result]) -> str:
     charts = "".join(svg(figure) for figure in _charts(found))
     paper = f"<p>Paper: {escape(BY_KEY[key].trend)}.</p>" if key in BY_KEY else ""
     here = f"Here it {sentence(verdict(key, found))}" if key in BY_KEY else f"Here, {verdict(key, found)}."
-    missing = left_out(key, found)
+    missing, why = left_out(key, found), ended(reading(key, found))
     more = f"<p>Not run at this scale: {escape(missing)}.</p>" if missing else ""
     return (
-        f"<h2>{escape(title(key))}</h2>{paper}<p><b>{escape(here)}</b></p>"
+        f"<h2>{escape(title(key))}</h2>{paper}<p><b>{escape(here)}</b> {escape(why)}</p>"
         f'<div class="wide">{html.table(HEADERS, rows)}</div>{more}<div class="charts">{charts}</div>'
     )
 
