@@ -37,6 +37,7 @@ class Result:
     nets: str = "AuxNets"
     adapters: str = ""  # of AuxNets cut from a smaller model
     steps: int = 0
+    start: str = ""  # "consistent", or the model's own first weights
     exact: float = 0.0  # share of a decoupled run's steps that were exact
     failed: int = 0  # runs that ended with an error
     why: str = ""  # it failed, or is not done
@@ -87,6 +88,7 @@ def _result(
     first = row.runs[0]
     result = Result(row.name, printed, len(row.runs), first.entry.method == PLAIN, first.K, note=row.note)
     result.steps = first.epochs * (samples_per_epoch(first.images, augmented(first)) // first.network.batch)
+    result.start = str(first.entry.options.get("init", ""))
     if first.entry.method != PLAIN and get_method(first.entry.method).heads:
         result.nets = "heads"
     records = [found[run.key] for run in row.runs if run.key in found]

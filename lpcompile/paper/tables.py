@@ -113,7 +113,8 @@ def remarks(r: Result) -> list[str]:
     left = [f"violation {far:.2g} at the end"] if far is not None else []
     exact = [f"{r.exact:.0%} of steps exact"] if r.exact else []
     why = shortened(r.why) if r.why and r.wanted else r.why  # what to do instead is said in full
-    return [*([why] if why else []), *share, *filter(None, [r.adapters]), *left, *exact, *filter(None, [r.note])]
+    start = f"{r.start} start" if r.start and not r.plain else ""
+    return [*filter(None, [why, *share, r.adapters, start, *left, *exact, r.note])]
 
 
 def accuracy(r: Result) -> str:

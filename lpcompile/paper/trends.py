@@ -229,7 +229,7 @@ def ablation(found: Sequence[Result]) -> str:
     return "; ".join(said)
 
 
-STARTS = ("as published (derived AuxNets)", "lpcompile's settings")
+STARTS = ("as published (derived AuxNets)", "lpcompile's settings", "BP")
 
 
 def _switches(base: Result, rows: Sequence[Result], reference: float) -> str:
@@ -282,7 +282,8 @@ def size_or_start(found: Sequence[Result], row: Row) -> str:
         f"AuxNets of {min(shares):.0%} to {max(shares):.0%} of a stage end within {max(means) - min(means):.1f} points "
         f"of each other, with violations of {min(left):.2g} to {max(left):.2g}: neither their size nor what is left of "
         f"the violation makes the gap to BP. After a consistent start (λ = X before the first step) it is "
-        f"{_mean(start):.1f} %, and BP from those first weights has {_mean(same):.1f} %"
+        f"{_mean(start):.1f} %. That start lifts BP too, to {_mean(same):.1f} %, from which it is "
+        f"{abs(_mean(same) - _mean(start)):.1f} points {'below' if _mean(start) <= _mean(same) else 'above'}"
     )
 
 

@@ -118,7 +118,8 @@ def test_table_4_says_what_the_gap_does_not_come_from_only_where_its_rows_show_i
     assert reading("4", found) == ""  # without the rows to compare with
     found += [Result(name, None, 2, False, 3, accuracy=[59.0, 59.5]) for name in (START_ROW, START)]
     said = reading("4", found)
-    assert said.startswith("AuxNets of 20% to 20% of a stage end within 0.0 points") and "BP from those first" in said
+    assert said.startswith("AuxNets of 20% to 20% of a stage end within 0.0 points")
+    assert said.endswith("it is 59.2 %. That start lifts BP too, to 59.2 %, from which it is 0.0 points below")
     found[-1].accuracy = []
     assert reading("4", found) == ""
     found[-1].accuracy = [59.0, 59.0]
@@ -132,3 +133,10 @@ def test_a_violation_that_stays_large_is_said() -> None:
     assert reading("10", found) == ""
     found[-1].curves = [[{"epoch": 1, "violation": 0.02}, {"epoch": 2, "violation": 0.4}]]
     assert reading("10", found).startswith("The violation is still 0.4 in the last epoch")
+
+
+def test_what_a_consistent_start_gives_bp_is_told_beside_what_it_gives_the_method() -> None:
+    given = {"as published (derived AuxNets)": (26.0, 27.0), "… but a consistent start": (39.0, 39.5),
+             "lpcompile's settings": (38.0, 38.0), "BP": (37.0, 37.0), START: (41.0, 41.5)}  # fmt: skip
+    said = verdict("ablation", [Result(n, None, 2, False, 3, accuracy=list(a)) for n, a in given.items()])
+    assert "… but a consistent start +12.8" in said and f"BP has 37.0 %: {START} +4.2" in said
