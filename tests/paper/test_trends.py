@@ -140,3 +140,13 @@ def test_what_a_consistent_start_gives_bp_is_told_beside_what_it_gives_the_metho
              "lpcompile's settings": (38.0, 38.0), "BP": (37.0, 37.0), START: (41.0, 41.5)}  # fmt: skip
     said = verdict("ablation", [Result(n, None, 2, False, 3, accuracy=list(a)) for n, a in given.items()])
     assert "… but a consistent start +12.8" in said and f"BP has 37.0 %: {START} +4.2" in said
+
+
+def test_a_run_that_diverged_does_not_flatten_the_others_in_silence() -> None:
+    from lpcompile.paper.page import page
+
+    found = rows("10", {c.name: (60.0, 60.0) for c in BY_KEY["10"].columns})
+    found[0].curves = [[{"epoch": 1, "train loss": 2.0, "violation": None, "accuracy": 20.0}]]
+    assert "larger ones" not in page({"10": found}, "", {})
+    found[0].curves[0][0] = {**found[0].curves[0][0], "train loss": 400.0}  # type: ignore[index]
+    assert "training loss of the serial model; larger ones drawn at 10" in page({"10": found}, "", {})
