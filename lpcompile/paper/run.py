@@ -72,7 +72,12 @@ def about(experiments: Experiments, keys: Sequence[str], folder: Path) -> str:
     hours = sum(r.get("cpu_seconds", 0.0) for r in found) / 3600
     return (
         f"Scale {scale.name}: {scale.images} images of {scale.size} px from {data_name(experiments.data)}, "
-        f"{scale.epochs} epochs, batches of {scale.batch}, SGD with a cosine from {scale.lr:g}, {scale.seeds} seeds, "
+        f"{_many(scale.epochs, 'epoch')}, batches of {scale.batch}, SGD with a cosine from {scale.lr:g}, "
+        f"{_many(scale.seeds, 'seed')}, "
         f"final accuracy on {scale.evaluated} test images. {len(found)} of {len(wanted)} runs, {hours:.1f} core hours; "
         f"commit {of('commit')}; {of('machine')}; torch {of('torch')}; {of('date')}."
     )
+
+
+def _many(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"

@@ -7,6 +7,7 @@ import json
 import os
 import platform
 import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -81,7 +82,11 @@ def locked(folder: Path) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise UsageError(f"another study is writing to {folder}; wait for it, or give another --out") from None
-        yield
+        try:
+            yield
+        except KeyboardInterrupt:
+            print(f"ended; what is done is in {folder}, and the same command goes on with the rest", file=sys.stderr)
+            raise
 
 
 def provenance() -> dict[str, Any]:

@@ -82,13 +82,19 @@ def test_fixed_views_and_stored_variables_train(digits: Path, method: str) -> No
     assert [point["epoch"] for point in record["curve"]] == [1, 2]
 
 
-def test_the_full_scale_starts(digits: Path) -> None:
+@pytest.mark.parametrize(
+    ("key", "name", "epochs"),
+    [("5", "ResNet-32, decoupled", 300), ("3", "AL, κ stored, λ by AuxNets", 300), ("9", "AuxNet WRN-16-10", 200),
+     ("7", "β = 10⁶", 300), ("8", "DDG", 300)],
+)  # fmt: skip
+def test_the_full_scale_starts(key: str, name: str, epochs: int, digits: Path) -> None:
     """The paper's own networks and settings, on a handful of images of 8 px."""
-    rows = Experiments(FULL, "digits").rows("5")
-    spec = next(row.runs[0] for row in rows if row.printed == "ResNet-32, decoupled")
-    assert (spec.epochs, spec.network.batch, spec.images, spec.size) == (300, 128, 50_000, 32)
+    rows = Experiments(FULL, "digits").rows(key)
+    spec = next(row.runs[0] for row in rows if name in (row.name, row.printed))
+    assert (spec.epochs, spec.network.batch, spec.images, spec.size) == (epochs, 128, 50_000, 32)
+    assert spec.network.depth in (110, 40, 32)
     options = {**spec.entry.options, "evaluated": 8, "curve": 8}
-    thin = replace(spec.network, batch=8, width=2)
+    thin = replace(spec.network, batch=8, width=1 if key == "9" else 2)
     few = replace(spec, size=8, images=16, epochs=1, network=thin, entry=replace(spec.entry, options=options))
     record = train_run(few, "digits", digits)
     assert "accuracy" in record, record
