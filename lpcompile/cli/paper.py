@@ -47,6 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
     from lpcompile.paper.printed import DERIVED
     from lpcompile.paper.run import run_tables
     from lpcompile.paper.scales import SCALES
+    from lpcompile.study import records
 
     if arguments.times and arguments.show:
         raise UsageError("--times measures and --show only shows; give one of them")
@@ -61,6 +62,9 @@ def run(arguments: argparse.Namespace) -> int:
     for mode in ("times", "show"):
         if getattr(arguments, mode):
             refuse_unread(arguments, f"--{mode}", unread=("jobs",))
+    records.check_folder(out)
+    if runs and arguments.show and not (out / records.RUNS).is_file():
+        raise UsageError(f"{out} has no results; run the tables first, or give their --out")
     if runs and not arguments.show:
         run_tables(experiments, runs, out, arguments.jobs, arguments.times)
     return _show(experiments, runs, [key for key in keys if key in DERIVED], out)

@@ -50,6 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
     from lpcompile.study.data import check_count, decode
     from lpcompile.study.pool import run_all
     from lpcompile.study.random_runs import verdict
+    from lpcompile.study.summary import of_one_study
     from lpcompile.study.times import time_all
 
     out = Path(arguments.out)
@@ -65,16 +66,17 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         study = _study(arguments)
         data = study.data
-        specs = list(study.runs())
+        specs = _chosen_before(study, out)
     if arguments.table:
         known = list(records.results(out).values())
         if not known:
             raise UsageError(f"{out} has no results; run the study first, or give its --out")
-        return _show(known, out)
+        return _show(of_one_study(known, out), out)
     with records.locked(out):
         if arguments.times:
+            _refuse_untuned(specs)
             time_all(specs, out)
-            return _show(list(records.results(out).values()), out)
+            return _show(of_one_study(list(records.results(out).values()), out), out)
         if not all(spec.network.text for spec in specs):
             one = specs[0]  # all have the same data
             decode(out, data, one.size)
@@ -131,6 +133,25 @@ def _drawn(arguments: argparse.Namespace) -> tuple[str, list[RunSpec]]:
     runs = draw(int(seed), arguments.count or 10, data_name(data), arguments.size or 16, arguments.images or 10_000,
                 arguments.validation or 5_000, arguments.epochs or 5)  # fmt: skip
     return data, list(runs)
+
+
+def _chosen_before(study: Study, out: Path) -> list[RunSpec]:
+    """The runs of a study, with tuned options where records say which were chosen."""
+    from lpcompile.study import records
+    from lpcompile.study.config import tuned
+
+    known = records.results(out)
+    return list(study.runs(tuned([known[c.key] for c in study.candidates() if c.key in known])))
+
+
+def _refuse_untuned(specs: list[RunSpec]) -> None:
+    for spec in specs:
+        for name, value in spec.entry.options.items():
+            if isinstance(value, list):
+                raise UsageError(
+                    f"--times: {name} of {spec.entry.name} is tuned by accuracy, and nothing is chosen yet for "
+                    f"{spec.network.name} at K = {spec.K}; run the study without --times first"
+                )
 
 
 def _tuned(study: Study, data: str, out: Path, jobs: int) -> list[RunSpec]:

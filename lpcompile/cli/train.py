@@ -64,7 +64,8 @@ def add_arguments(parser: Parser) -> None:
     for name in ("lr", "optimizer"):
         add(name)
     add("weight_decay", type=float)
-    add("schedule", help="of the learning rate: one-cycle (default), cosine or constant")
+    add("schedule", help="of the learning rate: one-cycle (default), cosine, steps (a tenth after each third) "
+        "or constant")  # fmt: skip
     add("beta", type=_beta, help="weight of the penalty: a number, rising, adaptive or relative (default: by method)")
     add("micro")
     _add_timm(add)

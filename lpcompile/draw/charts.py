@@ -30,8 +30,14 @@ def chart(
     unit: str = " %",
     name: str = "chart",
     width: int = WIDTH,
+    hues: Sequence[str] = (),
 ) -> Figure:
-    """Curves named at their ends; `least` is the smallest distance of ticks on the x axis."""
+    """Curves named at their ends; `least` is the smallest distance of ticks on the x axis.
+
+    hues: names that share out the colours, so that a curve has the same one on several charts; its own by default.
+    """
+    hues = hues or [label for label, _, _, _ in lines]
+    right = min(width / 2, max(RIGHT, 12 + LETTER * max((len(label) for label, _, _, _ in lines), default=0)))
     top = max((v for _, _, y, _ in lines for v in y), default=1.0)
     low = min((v for _, _, y, _ in lines for v in y), default=0.0)
     most = max((v for _, x, _, _ in lines for v in x), default=1.0)
@@ -39,13 +45,13 @@ def chart(
     bottom, ceiling, end = y_ticks[0], max(y_ticks[-1], top), max(x_ticks[-1], most)
 
     def place(x: float, y: float) -> tuple[float, float]:
-        across = LEFT + (width - LEFT - RIGHT) * x / end
+        across = LEFT + (width - LEFT - right) * x / end
         return across, HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * (y - bottom) / (ceiling - bottom or 1.0)
 
-    parts: list[Item] = [Text(0, 12, above), Text(width - RIGHT, HEIGHT - 4, below, anchor="end")]
+    parts: list[Item] = [Text(0, 12, above), Text(width - right, HEIGHT - 4, below, anchor="end")]
     for tick in y_ticks:
         y = place(0, tick)[1]
-        parts.append(Line(((LEFT, y), (width - RIGHT, y)), "grid"))
+        parts.append(Line(((LEFT, y), (width - right, y)), "grid"))
         parts.append(Text(LEFT - 6, y + 4, f"{tick:g}", anchor="end"))
     for tick in x_ticks:
         parts.append(Text(place(tick, bottom)[0], HEIGHT - BOTTOM + 15, f"{tick:g}", anchor="middle"))
@@ -57,8 +63,8 @@ def chart(
             Dot(x, y, 2.6, f"dot{shade}", f"{label}: {b:.4g}{unit} at {a:.4g}")
             for (x, y), a, b in zip(points, xs, ys, strict=True)
         ]
-        text = Text(width - RIGHT + 8, named[i] + 4, label, f"name{shade}")
-        parts.append(Group((Line(points, f"line {role}".strip()), *dots, text), hue_of(i, len(lines))))
+        text = Text(width - right + 8, named[i] + 4, label, f"name{shade}")
+        parts.append(Group((Line(points, f"line {role}".strip()), *dots, text), hue_of(hues.index(label), len(hues))))
     return Figure(name, width, HEIGHT, tuple(parts))
 
 

@@ -12,12 +12,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lpcompile.study.config import RunSpec
 from lpcompile.study.data import Pair, normalised
 from lpcompile.training.sampler import seeded
 
 RANDOM = "random"
 VIEW_SEED = 77
 Batch = tuple[Tensor, Tensor, Tensor]  # images, classes, sample numbers
+
+
+def augmented(spec: RunSpec) -> str | int:
+    """How the images of a run are varied, as `batches` takes it."""
+    found: str | int = spec.entry.options.get("augment", RANDOM)
+    return found
 
 
 def samples_per_epoch(images: int, augment: str | int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
@@ -14,11 +15,14 @@ from lpcompile.paper import schedules
 from lpcompile.paper.printed import BY_KEY
 from lpcompile.paper.results import Result
 from lpcompile.paper.schedules import Scheduled
-from lpcompile.paper.tables import HEADERS, OTHERS, cells, left_out, sentence, summary, title
-from lpcompile.paper.trends import verdict
+from lpcompile.paper.tables import HEADERS, OTHERS, cells, ended, left_out, sentence, summary, title
+from lpcompile.paper.trends import reading, verdict
 
-CURVES = (("train loss", "training loss of the serial model", ""), ("violation", "violation |λ - X|² / |X|²", ""),
-          ("accuracy", "test accuracy, %", " %"))  # fmt: skip
+CURVES = {  # what is above each, and the unit of its values
+    "train loss": ("training loss of the serial model", ""),
+    "violation": ("violation |λ - X|² / |X|²", ""),
+    "accuracy": ("test accuracy, %", " %"),
+}
 LARGEST = 10.0  # of a loss or a violation on a chart: a run that diverged would flatten all others
 
 
@@ -28,7 +32,7 @@ def page(tables: Mapping[str, Sequence[Result]], about: str, derived: Mapping[st
         "paper",
         "The paper's tables again",
         about=escape(about),
-        summary=html.table(names, [[html.cell(text) for text in row] for row in rows]),
+        summary=html.table(names, [[html.cell(row[0]), *map(_words, row[1:])] for row in rows]),
         derived="\n".join(_derived(key, found) for key, found in derived.items()),
         tables="\n".join(_section(key, found) for key, found in tables.items()),
         others=escape(OTHERS.replace("`", "")),
@@ -48,28 +52,36 @@ def _derived(key: str, found: Sequence[Scheduled]) -> str:
 
 
 def _section(key: str, found: Sequence[Result]) -> str:
-    rows = [[html.cell(text) for text in cells(r)] for r in found]
+    rows = [[*map(html.cell, cells(r)[:-1]), _words(cells(r)[-1])] for r in found]
     charts = "".join(svg(figure) for figure in _charts(found))
     paper = f"<p>Paper: {escape(BY_KEY[key].trend)}.</p>" if key in BY_KEY else ""
     here = f"Here it {sentence(verdict(key, found))}" if key in BY_KEY else f"Here, {verdict(key, found)}."
-    missing = left_out(key, found)
+    missing, why = left_out(key, found), ended(reading(key, found))
     more = f"<p>Not run at this scale: {escape(missing)}.</p>" if missing else ""
     return (
-        f"<h2>{escape(title(key))}</h2>{paper}<p><b>{escape(here)}</b></p>"
+        f"<h2>{escape(title(key))}</h2>{paper}<p><b>{escape(here)}</b> {escape(why)}</p>"
         f'<div class="wide">{html.table(HEADERS, rows)}</div>{more}<div class="charts">{charts}</div>'
     )
 
 
+def _words(text: str) -> str:
+    """A cell that takes several lines."""
+    return f'<td class="why">{escape(text)}</td>'
+
+
 def _charts(found: Sequence[Result]) -> list[Any]:
-    figures = []
-    for name, above, unit in CURVES:
+    figures, rows = [], [r.name for r in found]
+    for name, (above, unit) in CURVES.items():
         lines: list[Curve] = []
+        largest = math.inf if name == "accuracy" else LARGEST
         for r in found:
             xs, ys = r.curve(name)
-            shown = [(x, y if name == "accuracy" else min(y, LARGEST)) for x, y in zip(xs, ys, strict=True) if y == y]
+            shown = [(x, min(y, largest)) for x, y in zip(xs, ys, strict=True) if y == y]
+            if any(y > largest for y in ys):
+                above = f"{CURVES[name][0]}; larger ones drawn at {largest:g}"
             if shown:
                 role = "serial" if r.plain else ""
                 lines.append((r.name, [x for x, _ in shown], [y for _, y in shown], role))
         if lines:
-            figures.append(chart(lines, above, "epochs", least=1, unit=unit, name=name.replace(" ", "-")))
+            figures.append(chart(lines, above, "epochs", least=1, unit=unit, name=name.replace(" ", "-"), hues=rows))
     return figures

@@ -6,14 +6,16 @@ import itertools
 from collections.abc import Sequence
 from pathlib import Path
 
+from lpcompile.errors import UsageError
 from lpcompile.paper.experiments import ABLATION, Experiments, TableRow
 from lpcompile.paper.printed import BY_KEY
 from lpcompile.paper.results import Result, results
+from lpcompile.paper.scales import SCALES, Scale
 from lpcompile.paper.speeds import time_all
 from lpcompile.paper.train_run import train_run
 from lpcompile.study import records
 from lpcompile.study.config import RunSpec
-from lpcompile.study.data import data_name, decode
+from lpcompile.study.data import data_name, decode, image_count
 from lpcompile.study.pool import run_all
 
 CLASSES = 1000  # the networks have as many outputs as the data have classes
@@ -30,7 +32,19 @@ def run_tables(experiments: Experiments, keys: Sequence[str], folder: Path, jobs
                 time_all([row.runs[0] for row in some], folder)
                 continue
             decode(folder, data, experiments.scale.size, CLASSES)
+            check_images(folder, data, experiments.scale)
             run_all(in_order(some), data, folder, jobs, run=train_run)
+
+
+def check_images(folder: Path, data: str, scale: Scale) -> None:
+    """Refuse data with fewer images than the scale says: epochs would be shorter than the tables tell."""
+    have = image_count(folder, data, scale.size)
+    if have < scale.images:
+        others = [s.name for s in SCALES.values() if s.images <= have]
+        instead = f"; take --scale {others[-1]}, or other data" if others else "; give other data"
+        raise UsageError(
+            f"--data {data} has {have} training images, and --scale {scale.name} takes {scale.images}{instead}"
+        )
 
 
 def in_order(rows: Sequence[TableRow]) -> list[RunSpec]:
@@ -58,7 +72,12 @@ def about(experiments: Experiments, keys: Sequence[str], folder: Path) -> str:
     hours = sum(r.get("cpu_seconds", 0.0) for r in found) / 3600
     return (
         f"Scale {scale.name}: {scale.images} images of {scale.size} px from {data_name(experiments.data)}, "
-        f"{scale.epochs} epochs, batches of {scale.batch}, SGD with a cosine from {scale.lr:g}, {scale.seeds} seeds, "
+        f"{_many(scale.epochs, 'epoch')}, batches of {scale.batch}, SGD with a cosine from {scale.lr:g}, "
+        f"{_many(scale.seeds, 'seed')}, "
         f"final accuracy on {scale.evaluated} test images. {len(found)} of {len(wanted)} runs, {hours:.1f} core hours; "
         f"commit {of('commit')}; {of('machine')}; torch {of('torch')}; {of('date')}."
     )
+
+
+def _many(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"

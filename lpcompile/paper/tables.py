@@ -9,14 +9,15 @@ from lpcompile.draw.markdown import NO_VALUE, markdown, shortened
 from lpcompile.paper.experiments import ABLATION
 from lpcompile.paper.printed import BY_KEY
 from lpcompile.paper.results import PREDICTED, Result
-from lpcompile.paper.trends import verdict
+from lpcompile.paper.trends import reading, verdict
 from lpcompile.study.times import MEASURED
 
 HEADERS = ["row", "K", "paper: accuracy", "paper: ρ", "accuracy", "seeds", "ρ", "ρ by formula", "remark"]
 MARK = {PREDICTED: " p", MEASURED: " m"}
 LEGEND = (
     "ρ: of a decoupled step; p: predicted from counted FLOPs, m: measured on one core per rank; formula: "
-    "the paper's formula with the same costs, T_d and t_ψ left out."
+    "the paper's formula with the same costs, T_d and t_ψ left out. Violation: |λ - X|² / |X|², mean over boundaries "
+    "and the last epoch. Norms anew: with BatchNorm statistics taken on X."
 )
 OTHERS = (
     f"{LEGEND} The paper's speedups on its own GPUs, simulated "
@@ -73,12 +74,18 @@ def _row_to_json(r: Result) -> dict[str, Any]:
 
 def text(key: str, found: Sequence[Result]) -> str:
     trend = f"Paper: {BY_KEY[key].trend}.\n" if key in BY_KEY else ""
-    missing = left_out(key, found)
+    missing, why = left_out(key, found), ended(reading(key, found))
     return "\n".join([
         f"### {title(key)}", "", markdown(HEADERS, [cells(r) for r in found]), "",
         f"{trend}Here it {sentence(verdict(key, found))}" if key in BY_KEY else f"Here, {verdict(key, found)}.",
+        *([why] if why else []),
         *([f"Not run: {missing}."] if missing else []),
     ])  # fmt: skip
+
+
+def ended(text: str) -> str:
+    """With a full stop, unless there is nothing."""
+    return f"{text}." if text else ""
 
 
 def sentence(said: str) -> str:
@@ -101,10 +108,13 @@ def cells(r: Result) -> list[str]:
 
 def remarks(r: Result) -> list[str]:
     """Why a row has no figure, and what its figure rests on."""
-    share = [f"AuxNets {r.share:.0%} of a stage"] if r.share else []
+    share = [f"{r.nets} {r.share:.0%} of a stage"] if r.share else []
+    far = r.end_violation
+    left = [f"violation {far:.2g} at the end"] if far is not None else []
     exact = [f"{r.exact:.0%} of steps exact"] if r.exact else []
     why = shortened(r.why) if r.why and r.wanted else r.why  # what to do instead is said in full
-    return [*([why] if why else []), *share, *exact, *([r.note] if r.note else [])]
+    start = f"{r.start} start" if r.start and not r.plain else ""
+    return [*filter(None, [why, *share, r.adapters, start, *left, *exact, r.note])]
 
 
 def accuracy(r: Result) -> str:

@@ -6,6 +6,7 @@ All ranks run in turn in one process, with the bits of K processes; on GPUs each
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import torch
 from torch import nn
 
 from lpcompile.compile import parallelize
-from lpcompile.paper.data import Batch, batches, samples_per_epoch
+from lpcompile.paper.data import Batch, augmented, batches, samples_per_epoch
 from lpcompile.paper.formula import formula
 from lpcompile.paper.networks import build, smaller
 from lpcompile.program import Program
@@ -22,6 +23,7 @@ from lpcompile.runtime.engine.trainer import Trainer
 from lpcompile.runtime.launch import launch
 from lpcompile.runtime.methods import get_method
 from lpcompile.runtime.penalty.beta import exponential
+from lpcompile.runtime.penalty.published import METHOD
 from lpcompile.study.config import PLAIN, RunSpec
 from lpcompile.study.data import Pair, Samples, image_samples
 from lpcompile.study.evaluation import evaluate, evaluation_batches, first, recorded
@@ -29,6 +31,7 @@ from lpcompile.study.networks import figures, loss_fn
 from lpcompile.study.train_run import simulated
 
 RECALIBRATION_BATCHES = 20
+START_K = 3  # stages whose consistent start plain training begins with
 PLAN_OPTIONS = ("as_published", "placement", "balance", "init", "aux_budget", "aux")
 SETTINGS = (
     "psi",
@@ -60,13 +63,15 @@ def train(spec: RunSpec, data: str, folder: Path) -> dict[str, Any]:
     options = spec.entry.options
     samples = image_samples(folder, data, spec.size, spec.validation)
     train_on = samples.train[0][: spec.images], samples.train[1][: spec.images]
-    stream = batches(train_on, spec.epochs, spec.network.batch, options.get("augment", "random"), spec.seed)
-    steps = samples_per_epoch(len(train_on[1]), options.get("augment", "random")) // spec.network.batch
+    stream = batches(train_on, spec.epochs, spec.network.batch, augmented(spec), spec.seed)
+    steps = samples_per_epoch(len(train_on[1]), augmented(spec)) // spec.network.batch
     shown = [first(pair, int(options.get("curve", 500))) for pair in (train_on, samples.test)]
     final = first(samples.test, int(options.get("evaluated", len(samples.test[1]))))
     torch.manual_seed(spec.seed)
     model = build(spec.network, spec.size, classes(samples))
     if spec.entry.method == PLAIN:
+        if "init" in options:  # the first weights of a decoupled run
+            compiled(replace(spec, K=START_K, entry=replace(spec.entry, method=METHOD)), model, classes(samples))
         curve = _plain(spec, model, stream, steps, shown)
         found: dict[str, Any] = evaluate(model, final)
         known: dict[str, Any] = {}

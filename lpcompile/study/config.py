@@ -194,7 +194,7 @@ def study_of(table: Mapping[str, Any], **given: Any) -> Study:
         if twice:
             raise UsageError(f"the {what} {twice[0]!r} is there twice; give each a name of its own")
     K = found.get("K", Study.K)
-    K = tuple(K) if isinstance(K, (list, tuple)) else (K,)
+    K = tuple(k for i, k in enumerate(K) if k not in K[:i]) if isinstance(K, (list, tuple)) else (K,)
     study = Study(**{**found, "models": models, "methods": methods, "K": K})
     _check(study)
     return study
@@ -218,7 +218,12 @@ def entry_of(given: Any) -> Entry:
                 raise UsageError(f"method {given['method']!r}: {name} {one!r} is no {kinds}")
         if value == []:
             raise UsageError(f"method {given['method']!r}: {name} is an empty list; give values to try")
-    if given["method"] not in (PLAIN, DDP):
+    if given["method"] in (PLAIN, DDP):
+        if unread := sorted(set(options) - {"lr"}):
+            raise UsageError(
+                f"{unread[0]} has no effect on {given['method']!r}, which has no AuxNets and no micro-batches"
+            )
+    else:
         recipe_of(given["method"])
     return Entry(str(given.get("name", given["method"])), given["method"], options)
 

@@ -78,10 +78,16 @@ def decode(folder: Path, data: str, size: int, most: int = CLASSES) -> None:
         save_file(found, beside)
 
 
+def image_count(folder: Path, data: str, size: int) -> int:
+    """Training images of the decoded file."""
+    with safe_open(images_file(folder, data, size), framework="pt") as file:
+        found: int = file.get_slice("train y").get_shape()[0]
+    return found
+
+
 def check_count(folder: Path, data: str, size: int, images: int, held: int) -> None:
     """Refuse to train on, and to hold out, more images than there are."""
-    with safe_open(images_file(folder, data, size), framework="pt") as file:
-        have = file.get_slice("train y").get_shape()[0]
+    have = image_count(folder, data, size)
     if images + held > have:
         raise UsageError(
             f"--data {data} has {have} training images, fewer than images = {images} and validation = {held} together; "

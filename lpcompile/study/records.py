@@ -7,6 +7,7 @@ import json
 import os
 import platform
 import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -15,7 +16,8 @@ from typing import Any
 from lpcompile.errors import UsageError
 from lpcompile.training.measures import machine
 
-RUNS, TIMES = "runs.jsonl", "times.jsonl"
+RUNS, TIMES, LOCK = "runs.jsonl", "times.jsonl", "lock"
+WRITTEN = (RUNS, TIMES, LOCK, "tables.md")  # one of these is in every folder of results
 
 
 def read(file: Path) -> list[dict[str, Any]]:
@@ -60,16 +62,31 @@ def append(file: Path, record: Mapping[str, Any]) -> None:
         os.fsync(stream.fileno())
 
 
+def check_folder(folder: Path) -> None:
+    """Refuse a folder that holds something else: tables and pages replace files of their names."""
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"--out {folder} is a file; give a folder")
+    if folder.is_dir() and any(folder.iterdir()) and not any((folder / name).exists() for name in WRITTEN):
+        raise UsageError(
+            f"--out {folder} is not empty and holds no results of this command; give a new or empty folder"
+        )
+
+
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """One study at a time writes into a folder."""
+    check_folder(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "lock").open("w") as file:
+    with (folder / LOCK).open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise UsageError(f"another study is writing to {folder}; wait for it, or give another --out") from None
-        yield
+        try:
+            yield
+        except KeyboardInterrupt:
+            print(f"ended; what is done is in {folder}, and the same command goes on with the rest", file=sys.stderr)
+            raise
 
 
 def provenance() -> dict[str, Any]:

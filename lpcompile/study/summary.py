@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from lpcompile.core.tables import size
@@ -17,6 +19,7 @@ from lpcompile.study.times import MEASURED, SIMULATED, time_key
 
 COUNTED = "counted"  # ρ simulated from counted FLOPs: no step was timed
 MARKS = {MEASURED: "", SIMULATED: " s", COUNTED: " c"}
+SETTINGS = ("size", "images", "validation", "epochs", "split")  # that all runs of a table share
 NEAR, FAR = 0.5, 2.0  # points below plain training
 ANSWER_HEADERS = ["K", "what matters", "take", "points over plain", "what it costs"]
 
@@ -91,6 +94,26 @@ def rows_of(found: Sequence[Mapping[str, Any]], times: Sequence[Mapping[str, Any
     for row in done:
         row.frontier = on_frontier(row, [other for other in done if (other.model, other.K) == (row.model, row.K)])
     return sorted(done, key=lambda row: (list(dict.fromkeys(s.network.name for s in specs)).index(row.model), row.K))
+
+
+def of_one_study(found: list[dict[str, Any]], out: Path) -> list[dict[str, Any]]:
+    """Refuse records of studies that differ in more than models, methods, K and seeds: means would mix them."""
+    settings: dict[str, set[Any]] = {}
+    options: dict[tuple[str, str, int], set[str]] = {}
+    for run in (r["run"] for r in found if r["run"]["seed"] != TUNING_SEED):
+        for name in SETTINGS:
+            settings.setdefault(name, set()).add(run[name])
+        settings.setdefault("data", set()).update({run["data"]} - {"text"})
+        key = run["network"]["name"], run["entry"]["name"], run["K"]
+        options.setdefault(key, set()).add(json.dumps([run["network"], run["entry"]], sort_keys=True))
+    several = [f"{name} {' and '.join(map(str, sorted(of)))}" for name, of in settings.items() if len(of) > 1]
+    several += [f"{model} {entry} with different options" for (model, entry, _), of in options.items() if len(of) > 1]
+    if several:
+        raise UsageError(
+            f"{out} holds runs of several studies ({'; '.join(several)}), which one table would mix; run one of them "
+            f"again: what is done is not repeated, and only its runs are shown"
+        )
+    return found
 
 
 def _add_cost(row: StudyRow, record: Mapping[str, Any], timed: Mapping[str, Any] | None) -> None:

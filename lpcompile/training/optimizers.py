@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 OPTIMIZERS = ("sgd", "adamw")
-SCHEDULES = ("one-cycle", "cosine", "constant")
+SCHEDULES = ("one-cycle", "cosine", "steps", "constant")
 MOMENTUM = 0.9
 WEIGHT_DECAY = 5e-4
 
@@ -32,10 +32,12 @@ def optimizer_factory(
 
 
 def scheduler_factory(name: str, lr: float, total: int) -> Callable[[Any], Any] | None:
-    """A schedule over `total` steps; None for a constant rate."""
+    """A schedule over `total` steps; None for a constant rate. "steps": a tenth after each third, as for ImageNet."""
     if name == "constant":
         return None
     if name == "cosine":
         return lambda optimizer: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, total)
+    if name == "steps":
+        return lambda optimizer: torch.optim.lr_scheduler.MultiStepLR(optimizer, [total // 3, 2 * total // 3], 0.1)
     # its total is exact: one more step than that is an error, so a skewed method's last flush must not count
     return lambda optimizer: torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, total + 1, cycle_momentum=False)

@@ -26,7 +26,7 @@ def given_module(given: Given, k: int, stages: Sequence[Stage]) -> nn.Module | N
         if unknown := set(given) - set(range(1, count + 1)):
             raise UsageError(f"auxnet names boundaries {sorted(unknown)}; there are 1 to {count}")
         found = given.get(k + 1)
-    elif isinstance(given, Sequence):
+    elif isinstance(given, Sequence) and not isinstance(given, str):
         if len(given) != count:
             raise UsageError(f"auxnet has {len(given)} modules; K = {len(stages)} stages have {count} boundaries")
         found = given[k]

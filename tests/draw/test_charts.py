@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lpcompile.draw.charts import MIN_BOX_WIDTH, WIDTH, bars, chart, timelines
-from lpcompile.draw.figure import Dot, Rect, Text, flat
+from lpcompile.draw.figure import Dot, Group, Rect, Text, flat
 
 
 def drawn(figure, kind):
@@ -25,6 +25,17 @@ def test_curves_have_a_dot_for_each_value_and_larger_values_are_higher():
     dots = drawn(figure, Dot)
     assert [dot.title for dot in dots] == ["ρ: 1 % at 1", "ρ: 1.5 % at 2", "ρ: 3 % at 4"]
     assert dots[0].y > dots[1].y > dots[2].y and dots[0].x < dots[1].x < dots[2].x < WIDTH
+
+
+def test_long_names_have_room_beside_the_curves_and_a_curve_keeps_its_colour_on_other_charts():
+    """At 96 pixels, "penalty + AuxNet, augmentation" and "…, no augmentation" once looked the same."""
+    long, short = "penalty + AuxNet, no augmentation", "BP"
+    figure = chart([(long, [1, 2], [1.0, 2.0], "")], "ρ", "K", hues=[short, long])
+    name = next(text for text in drawn(figure, Text) if text.text == long)
+    assert name.x + 6 * len(long) <= WIDTH
+    both = chart([(short, [1, 2], [1.0, 2.0], ""), (long, [1, 2], [1.0, 2.0], "")], "ρ", "K")
+    groups = [item for item in (*figure.items, *both.items) if isinstance(item, Group)]
+    assert groups[0].hue == groups[2].hue != groups[1].hue
 
 
 def test_an_instruction_is_numbered_where_there_is_room_and_never_too_thin_to_see():

@@ -13,7 +13,7 @@ import torch
 from lpcompile.cli.main import main
 from lpcompile.errors import UsageError
 from lpcompile.paper import run as paper_run
-from lpcompile.paper.experiments import ABLATION, ORDER, Experiments, keys_of
+from lpcompile.paper.experiments import ABLATION, ORDER, START, START_ROW, TRAINED_BY, Experiments, _imagenet, keys_of
 from lpcompile.paper.formula import formula
 from lpcompile.paper.networks import build
 from lpcompile.paper.results import results
@@ -82,13 +82,19 @@ def test_fixed_views_and_stored_variables_train(digits: Path, method: str) -> No
     assert [point["epoch"] for point in record["curve"]] == [1, 2]
 
 
-def test_the_full_scale_starts(digits: Path) -> None:
+@pytest.mark.parametrize(
+    ("key", "name", "epochs"),
+    [("5", "ResNet-32, decoupled", 300), ("3", "AL, κ stored, λ by AuxNets", 300), ("9", "AuxNet WRN-16-10", 200),
+     ("7", "β = 10⁶", 300), ("8", "DDG", 300)],
+)  # fmt: skip
+def test_the_full_scale_starts(key: str, name: str, epochs: int, digits: Path) -> None:
     """The paper's own networks and settings, on a handful of images of 8 px."""
-    rows = Experiments(FULL, "digits").rows("5")
-    spec = next(row.runs[0] for row in rows if row.printed == "ResNet-32, decoupled")
-    assert (spec.epochs, spec.network.batch, spec.images, spec.size) == (300, 128, 50_000, 32)
+    rows = Experiments(FULL, "digits").rows(key)
+    spec = next(row.runs[0] for row in rows if name in (row.name, row.printed))
+    assert (spec.epochs, spec.network.batch, spec.images, spec.size) == (epochs, 128, 50_000, 32)
+    assert spec.network.depth in (110, 40, 32)
     options = {**spec.entry.options, "evaluated": 8, "curve": 8}
-    thin = replace(spec.network, batch=8, width=2)
+    thin = replace(spec.network, batch=8, width=1 if key == "9" else 2)
     few = replace(spec, size=8, images=16, epochs=1, network=thin, entry=replace(spec.entry, options=options))
     record = train_run(few, "digits", digits)
     assert "accuracy" in record, record
@@ -194,6 +200,61 @@ def test_table_9_has_the_papers_own_epochs_and_data() -> None:
     spec = Experiments(FULL, "cifar10").rows("9")[-1].runs[0]
     assert (spec.epochs, spec.data, spec.entry.options["beta"]) == (200, "cifar100", {"0": 1.0, "50.0": 10.0})
     assert Experiments(HOURS, "cifar10").rows("9")[-1].runs[0].epochs == HOURS.epochs
+
+
+def test_bp_begins_with_the_first_weights_of_a_consistent_start(digits: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    of = Experiments(replace(MINUTES, size=8, images=32, batch=16, width=2, evaluated=16, curve=16), "digits")
+    rows = {row.name: row.runs[0] for row in of.rows("4")}
+    begun: dict[str, dict[str, torch.Tensor]] = {}
+
+    def plain(spec: Any, model: torch.nn.Module, *_: Any) -> list[Any]:
+        begun[str(spec.entry.options.get("init"))] = {n: t.clone() for n, t in model.state_dict().items()}
+        return []
+
+    monkeypatch.setattr("lpcompile.paper.train_run._plain", plain)
+    for name in ("BP (ResNet-20)", START):
+        assert "accuracy" in train_run(rows[name], "digits", digits)
+    decoupled = rows[START_ROW]
+    torch.manual_seed(decoupled.seed)
+    model = build(decoupled.network, 8, 10)
+    compiled(decoupled, model)
+    assert all(torch.equal(begun["consistent"][n], t) for n, t in model.state_dict().items())
+    assert any(not torch.equal(begun["None"][n], t) for n, t in model.state_dict().items())
+
+
+def test_heads_are_not_called_auxnets_and_the_last_violation_is_told() -> None:
+    of = Experiments(HOURS, "cifar10")
+    rows = {row.name: row for row in of.rows("10")}
+    aux = [{"share": 0.1, "parameters": 5, "made": "ResNet up to layer1; adapter of 16 to 64 channels"}]
+    record = {"accuracy": 20.0, "curve": [{"epoch": 1, "violation": 0.25}], "aux": aux}
+    given = {rows[name].runs[0].key: record for name in ("Sync-DGL", "penalty + AuxNet")}
+    found = {r.name: cells(r)[-1] for r in results("10", list(rows.values()), given, {})}
+    assert found["Sync-DGL"].startswith("heads 10% of a stage")
+    assert "AuxNets 10% of a stage; adapter of 16 to 64 channels; violation 0.25" in found["penalty + AuxNet"]
+
+
+def test_fewer_images_than_the_scale_takes_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = str(tmp_path / "out")
+    assert main(["paper", "6", "--scale", "hours", "--data", "digits", "--out", out]) == 2
+    assert "has 1438 training images, and --scale hours takes 2560; take --scale minutes" in capsys.readouterr().err
+    assert not (tmp_path / "out" / "runs.jsonl").exists()
+
+
+def test_showing_what_was_never_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["paper", "4", "--show", "--out", str(tmp_path / "typo")]) == 2
+    assert "typo has no results; run the tables first" in capsys.readouterr().err
+    assert not (tmp_path / "typo").exists()
+
+
+@pytest.mark.parametrize("column", TRAINED_BY)
+def test_the_commands_of_table_10_are_ones_that_train_takes(
+    column: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Up to ImageNet itself, which is not here."""
+    monkeypatch.chdir(tmp_path)
+    command = _imagenet(column).partition("python -m lpcompile ")[2]
+    assert main(command.split()) == 2
+    assert "--data imagenet:DIR: there is no such folder" in capsys.readouterr().err
 
 
 def test_only_runs_of_the_tables_that_are_shown_are_counted(tmp_path: Path) -> None:

@@ -20,6 +20,10 @@ def test_plain_training_runs_once_a_seed_and_the_others_at_every_K():
     assert runs == [(*one, seed) for seed in (0, 1) for one in both]
 
 
+def test_a_K_that_is_named_twice_is_run_once():
+    assert study_of({**TABLE, "K": [2, 4, 2]}).K == (2, 4)
+
+
 def test_a_run_is_the_same_wherever_its_data_lie_and_after_a_round_trip():
     here, there = (next(study_of({**TABLE, "data": data}).runs()) for data in ("images", "/elsewhere/images/"))
     assert here.data == "images/" and here == there and here.key == there.key
@@ -57,6 +61,8 @@ def test_built_in_studies_are_valid(name):
         ({"methods": ["plain", {"method": "dgl", "aux_buget": 1}]}, "did you mean aux_budget"),
         ({"methods": ["plain", {"method": "dgl", "aux_budget": "big"}]}, "no int or float"),
         ({"methods": ["plain", {"method": "dgl", "aux_budget": []}]}, "empty list"),
+        ({"methods": [{"method": "plain", "aux_budget": 0.3}]}, "aux_budget has no effect on 'plain'"),
+        ({"methods": ["plain", {"method": "ddp", "micro": 2}]}, "micro has no effect on 'ddp'"),
         ({"K": [1]}, "2 or more"),
         ({"K": ["two"]}, "K 'two'"),
         ({"seeds": 0}, "seeds 0"),

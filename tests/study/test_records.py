@@ -41,3 +41,9 @@ def test_two_studies_do_not_write_into_one_folder(tmp_path):
 
 def test_a_record_says_where_it_comes_from():
     assert set(provenance()) == {"commit", "machine", "torch", "date"}
+
+
+def test_ctrl_c_says_that_what_is_done_is_kept(tmp_path, capsys):
+    with pytest.raises(KeyboardInterrupt), locked(tmp_path / "out"):
+        raise KeyboardInterrupt
+    assert f"what is done is in {tmp_path / 'out'}, and the same command goes on" in capsys.readouterr().err

@@ -71,6 +71,40 @@ def die_with_dgl(one, data, folder):
     return {"accuracy": 50.0, "said": [], "seconds": 1.0}
 
 
+def test_a_table_of_two_studies_in_one_folder_is_refused(config, tmp_path, capsys):
+    """Runs of 1 and of 2 epochs once were seeds of one row."""
+    out = str(tmp_path / "out")
+    assert main(["study", config, "--out", out, "--methods", "plain"]) == 0
+    assert main(["study", config, "--out", out, "--methods", "plain", "--epochs", "2"]) == 0  # shows its own run alone
+    capsys.readouterr()
+    assert main(["study", config, "--out", out, "--table"]) == 2
+    assert "holds runs of several studies (epochs 1 and 2)" in capsys.readouterr().err
+
+
+def test_a_folder_of_something_else_is_left_alone(config, tmp_path, capsys):
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "table.md").write_text("mine")
+    for command in (["study", config], ["paper", "1"], ["paper", "6", "--show"]):
+        assert main([*command, "--out", str(tmp_path / "notes")]) == 2
+        assert "is not empty and holds no results" in capsys.readouterr().err
+        assert main([*command, "--out", config]) == 2
+        assert "is a file; give a folder" in capsys.readouterr().err
+    assert [path.name for path in (tmp_path / "notes").iterdir()] == ["table.md"]
+
+
+def test_tuned_options_are_timed_as_they_were_chosen(config, tmp_path, capsys, monkeypatch):
+    table = json.loads((file := tmp_path / "tiny.json").read_text())
+    file.write_text(json.dumps({**table, "methods": ["plain", {"method": "dgl", "lr": [0.05, 0.1]}]}))
+    out = str(tmp_path / "out")
+    assert main(["study", config, "--out", out, "--times"]) == 2
+    assert "--times: lr of dgl is tuned by accuracy, and nothing is chosen yet" in capsys.readouterr().err
+    assert main(["study", config, "--out", out]) == 0
+    timed = []
+    monkeypatch.setattr("lpcompile.study.times.time_all", lambda specs, out: timed.extend(specs))
+    assert main(["study", config, "--out", out, "--times"]) == 0
+    assert [one.entry.options["lr"] in (0.05, 0.1) for one in timed if one.entry.name == "dgl"] == [True]
+
+
 @pytest.mark.parametrize("arguments", [["--times", "--table"], ["--networks", "vgg"], ["-K", "x"], ["--count", "3"]])
 def test_wrong_usage_ends_with_2(arguments, config, tmp_path, capsys):
     assert main(["study", config, "--out", str(tmp_path / "out"), *arguments]) == 2

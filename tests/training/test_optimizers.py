@@ -34,6 +34,10 @@ def test_cosine_falls_from_the_largest_rate():
     assert found[0] == 0.4 and found == sorted(found, reverse=True) and found[-1] < 0.01
 
 
+def test_steps_are_a_tenth_after_each_third():
+    assert rates("steps", 9) == pytest.approx([0.4] * 3 + [0.04] * 3 + [0.004] * 3)
+
+
 def test_a_constant_rate_has_no_scheduler():
     assert scheduler_factory("constant", 0.1, 20) is None
 

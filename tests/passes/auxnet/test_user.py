@@ -49,3 +49,8 @@ def test_a_dict_gives_some_boundaries_and_leaves_the_others_to_us() -> None:
 def test_a_wrong_auxnet_is_refused_with_boundary_and_expectation(given: Any, message: str) -> None:
     with pytest.raises((UsageError, PlanError), match=message):
         compiled("post-activation ResNet", 3, auxnet=given)
+
+
+def test_a_name_is_no_list_of_modules() -> None:
+    with pytest.raises(UsageError, match="auxnet is a str; give a factory"):
+        compiled("post-activation ResNet", 3, auxnet="resnet20")
