@@ -11,12 +11,12 @@ from lpcompile.bench import table as bench_table
 from lpcompile.bench.contenders.ways import exists, planned_as, transfer_of
 from lpcompile.bench.links import SHARE_OF_BYTES, forms_of
 from lpcompile.bench.request import BenchRequest
-from lpcompile.bench.results import Bench, BenchRow, LinkResults
+from lpcompile.bench.results import Bench
 from lpcompile.cli.main import main
 from lpcompile.errors import UsageError
 from lpcompile.runtime.comm.link import LinkTimes
 from lpcompile.simulate.device_spec import THIS_MACHINE, LinkSpec, apart
-from tests.bench.small_bench import small_bench
+from tests.bench.small_bench import over_a_link, small_bench
 from tests.runtime.launch.test_hosts import needs_hosts
 
 
@@ -49,19 +49,6 @@ def test_a_slow_link_leaves_the_cores_free_and_a_fast_one_does_not():
     slow, fast = apart(LinkSpec(0.0125, 100.0)), apart(LinkSpec(10.0, 10.0))
     assert slow.overlap > 0.99 and fast.overlap == THIS_MACHINE.overlap and slow.gpus == 1
     assert slow.across.time(12_500) == pytest.approx(1.1)
-
-
-def over_a_link() -> Bench:
-    found = small_bench(ddp=1.8, stream=1.9)
-    found.request = BenchRequest("resnet20", contenders=("ddp", "stream"), hosts=2, rate=("25mbit",))
-    free = {row.name: row for row in found.rows}
-    rows = [
-        BenchRow(name, step=[ms, ms, ms], steps=3, rho=100 / ms, ranks=free[name].ranks)
-        for name, ms in (("ddp", 2000.0), ("stream", 100.0))
-    ]
-    rows.append(BenchRow("fsdp", why="cannot: out of <luck>"))
-    found.links = [LinkResults("25mbit", 0.003, 120.0, rows, {"stream": 95.0}, ["stream"])]
-    return found
 
 
 def test_the_table_of_a_rate_has_ratios_to_ddp_to_no_limit_and_to_the_simulator(tmp_path):
