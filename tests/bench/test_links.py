@@ -12,6 +12,7 @@ from lpcompile.bench.contenders.ways import exists, planned_as, transfer_of
 from lpcompile.bench.links import SHARE_OF_BYTES, forms_of
 from lpcompile.bench.request import BenchRequest
 from lpcompile.bench.results import Bench
+from lpcompile.bench.runner import patience
 from lpcompile.cli.main import main
 from lpcompile.errors import UsageError
 from lpcompile.runtime.comm.link import LinkTimes
@@ -43,6 +44,13 @@ def test_planners_see_a_link_that_is_faster_for_messages_in_fewer_bits():
     found = forms_of({"1gbit": LinkTimes(120_000.0, 0.1)}, request)["1gbit"]
     assert {form: link.bytes_per_ms for form, link in found.items()} == {None: 120_000.0, "int8": 480_000.0}
     assert SHARE_OF_BYTES["bf16"] == 0.5
+
+
+def test_ranks_that_wait_for_a_slow_link_are_not_taken_for_dead():
+    """Of 31 million parameters DDP sends 124 MB a step and FSDP half as much again: 60 s at 25 Mb/s."""
+    assert patience(BenchRequest("gpt_30m"), 124_000_000) == 60
+    assert patience(BenchRequest("gpt_30m", hosts=2, rate=("1gbit", "25mbit")), 124_000_000) > 2 * 60
+    assert patience(BenchRequest("gpt_30m", hosts=2, rate=("10gbit",), timeout=90), 124_000_000) == 90
 
 
 def test_a_slow_link_leaves_the_cores_free_and_a_fast_one_does_not():
