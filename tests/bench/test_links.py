@@ -8,7 +8,7 @@ import pytest
 
 from lpcompile.bench import page as bench_html
 from lpcompile.bench import table as bench_table
-from lpcompile.bench.contenders.ways import exists, planned_as, transfer_of
+from lpcompile.bench.contenders.ways import exists, planned_as, slack_of, transfer_of
 from lpcompile.bench.links import SHARE_OF_BYTES, forms_of
 from lpcompile.bench.request import BenchRequest
 from lpcompile.bench.results import Bench
@@ -23,6 +23,10 @@ from tests.runtime.launch.test_hosts import needs_hosts
 
 def test_a_contender_may_have_messages_of_its_own_form():
     assert all(map(exists, ("ddp+bf16", "stream+int8", "1f1b+bf16", "stream")))
+    assert all(map(exists, ("stream+slack", "stream+int8+slack", "stream+slack+bf16")))
+    assert not any(map(exists, ("1f1b+slack", "ddp+slack", "stream+slack+slack", "stream+int8+bf16", "torch-zb+slack")))
+    assert (slack_of("stream+int8+slack"), slack_of("stream+int8")) == (1, 0)
+    assert transfer_of("stream+slack", None) is None and transfer_of("stream+slack+int8", None) == "int8"
     assert not any(map(exists, ("ddp+int8", "fsdp+bf16", "plain+bf16", "stream+int4", "stream+")))
     assert planned_as("stream+int8") == "stream" and planned_as("torch-1f1b") == "1f1b"
     assert transfer_of("stream+int8", "bf16") == "int8" and transfer_of("stream", "bf16") == "bf16"
@@ -87,9 +91,9 @@ def test_a_quick_run_over_a_real_link(tmp_path, capsys):
     """Form, not figures: DDP and a pipeline with 8-bit messages between two namespaces."""
     file = tmp_path / "b.json"
     given = ["--hosts", "2", "--rate", "200mbit", "--quick", "--batch", "8", "--timeout", "300"]
-    assert main(["bench", "gpt_tiny", *given, "--contenders", "ddp,stream+int8", "--json", str(file)]) == 0
+    assert main(["bench", "gpt_tiny", *given, "--contenders", "ddp,stream+int8+slack", "--json", str(file)]) == 0
     out = capsys.readouterr().out
     (one,) = Bench.from_json(json.loads(file.read_text())).links
-    assert [r.name for r in one.rows if r.step and not r.why] == ["ddp", "stream+int8"]
-    assert 0 < one.gigabytes_per_s < 0.03 and "stream+int8" in one.simulated
+    assert [r.name for r in one.rows if r.step and not r.why] == ["ddp", "stream+int8+slack"]
+    assert 0 < one.gigabytes_per_s < 0.03 and "stream+int8+slack" in one.simulated
     assert "over links of 200mbit" in out and "wrong" not in out
