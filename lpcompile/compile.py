@@ -26,7 +26,7 @@ from lpcompile.planning.options import Options
 from lpcompile.planning.pipeline import FOLLOW_PASSES, PASSES, capture_call, run_passes
 from lpcompile.program import Compiled, Program
 from lpcompile.runtime.comm.handshake import in_torchrun
-from lpcompile.runtime.launch import launch
+from lpcompile.runtime.launch import board, launch
 from lpcompile.runtime.methods import DEFAULT, get_method
 from lpcompile.runtime.methods.recipe import Given, Phase, main_phase, recipe_of, recipe_text, refuse_inexact
 from lpcompile.runtime.penalty.published import METHOD as PUBLISHED_METHOD
@@ -222,7 +222,8 @@ def _compile_together(
     mine: list[Compiled] = []
 
     def make() -> dict[str, Any]:
-        with _shown(shown) as progress:
+        mood = board.RESTS if options.compile else board.WORKS  # torch.compile makes code in processes of its own
+        with _shown(shown) as progress, board.away(0, "planning", mood):
             mine.append(compile_call(model, args, kwargs, replace(options, progress=progress or options.progress)))
         return mine[0].plan.to_json()
 

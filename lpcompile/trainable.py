@@ -41,6 +41,7 @@ class Training(TypedDict, total=False):
     micro: int | None
     lockstep: bool
     stash: str
+    slack: int
     recursive: bool
     kappa: str
     psi: str

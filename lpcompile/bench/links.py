@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from lpcompile.bench.contenders.ways import PLAIN, base, planned_as, transfer_of
+from lpcompile.bench.contenders.ways import PLAIN, base, planned_as, slack_of, transfer_of
 from lpcompile.bench.request import BenchRequest
 from lpcompile.bench.results import Bench, BenchRow, LinkResults
 from lpcompile.bench.runner import WARM_UP_STEPS, Runner
@@ -108,7 +108,8 @@ def simulated(row: BenchRow, runner: Runner, times: LinkTimes) -> float | None:
     if plan is None or base(row.name) not in METHODS:
         return None
     try:
-        schedule = schedule_of(plan, get_method(base(row.name)), Settings(), row.micro)
+        settings = Settings(slack=slack_of(row.name))
+        schedule = schedule_of(plan, get_method(base(row.name)), settings, row.micro)
         return simulate(
             plan, device_over(times, transfer_of(row.name, runner.request.transfer)), schedule=schedule
         ).step

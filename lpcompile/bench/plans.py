@@ -19,7 +19,7 @@ from lpcompile.passes.partition.evaluate import Link
 from lpcompile.passes.profile.profile import fresh_costs
 from lpcompile.planning import replan
 from lpcompile.program import Program
-from lpcompile.runtime.launch import launch
+from lpcompile.runtime.launch import board, launch
 from lpcompile.runtime.methods import get_method
 from lpcompile.simulate.device_spec import THIS_MACHINE
 from lpcompile.simulate.outlook import outlook_row
@@ -60,8 +60,10 @@ def plans_of(
 
 
 def _plan(spec: WorkSpec, methods: tuple[str, ...], cost: str, links: Links) -> dict[str, Any]:
-    """Plan all methods, in a process pinned to one core like a rank."""
-    with fresh_costs():
+    """Plan all methods, in a process pinned to one core like a rank. While torch.compile's own processes make code, it
+    does nothing itself."""
+    mood = board.RESTS if spec.compile else board.WORKS
+    with fresh_costs(), board.away(0, "planning", mood):
         return _plan_all(spec, methods, cost, links)
 
 

@@ -35,7 +35,8 @@ def serve(name: str, spec: WorkSpec, plan: dict[str, Any] | None, pipes: list[An
     begin = time.perf_counter()
     contender = make(name, spec, Plan.from_json(plan) if plan is not None else None)
     built = time.perf_counter() - begin
-    contender.step()
+    with _may_compile(spec):
+        contender.step()
     first = time.perf_counter() - begin - built
     pipe.send({"built": built, "first": first, "micro": contender.micro})
     contender.finish()
@@ -47,7 +48,8 @@ def serve(name: str, spec: WorkSpec, plan: dict[str, Any] | None, pipes: list[An
             return
         if command == "use":
             contender.use(value)
-            contender.step()
+            with _may_compile(spec):
+                contender.step()
             pipe.send({})
         elif command == "block":
             pipe.send(block(contender, value[0], value[1], before, spec.device))
@@ -56,6 +58,11 @@ def serve(name: str, spec: WorkSpec, plan: dict[str, Any] | None, pipes: list[An
         elif command == "save":
             assert isinstance(contender, Ours)
             pipe.send(_save(contender))
+
+
+def _may_compile(spec: WorkSpec) -> contextlib.AbstractContextManager[None]:
+    """Around a step in which torch.compile may make code: minutes, in which this process itself does nothing."""
+    return board.away(0, "compiling", board.RESTS) if spec.compile else contextlib.nullcontext()
 
 
 def block(contender: Contender, steps: int, warm_up: int, before: int, device: str) -> dict[str, Any]:

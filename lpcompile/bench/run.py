@@ -11,7 +11,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
 from lpcompile.bench.arithmetic import add_speedups
 from lpcompile.bench.contenders.ways import PLAIN, TORCH, base, planned_as
@@ -31,7 +32,7 @@ def bench(found: Bench, tell: Callable[[str], None] = lambda _: None) -> None:
     request = found.request
     request.check()
     found.machine = {**machine(), "command": command()}
-    with lay(request.hosts) if request.hosts else nullcontext() as hosts, Watched(found, tell):
+    with _terminable(), lay(request.hosts) if request.hosts else nullcontext() as hosts, Watched(found, tell):
         _bench(found, tell, hosts)
 
 
@@ -67,16 +68,27 @@ def _bench(found: Bench, tell: Callable[[str], None], hosts: Hosts | None) -> No
 
 
 @contextmanager
-def _undisturbed() -> Iterator[None]:
-    """Ignore a second Ctrl-C while the first one ends all processes."""
+def _signals(handlers: dict[int, Any]) -> Iterator[None]:
+    """Inside, these handlers; only the main thread has any."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _undisturbed() -> AbstractContextManager[None]:
+    """Ignore a second Ctrl-C while the first one ends all processes."""
+    return _signals({signal.SIGINT: signal.SIG_IGN, signal.SIGTERM: signal.SIG_IGN})
+
+
+def _terminable() -> AbstractContextManager[None]:
+    """A SIGTERM ends a bench as Ctrl-C does, with what was measured."""
+    return _signals({signal.SIGTERM: signal.default_int_handler})
 
 
 def _checkpoint(found: Bench, runner: Runner) -> None:

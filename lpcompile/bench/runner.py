@@ -18,7 +18,7 @@ from lpcompile.bench.results import BenchRow
 from lpcompile.bench.team import Team
 from lpcompile.core.plan import Plan
 from lpcompile.errors import LpError, UsageError
-from lpcompile.runtime.launch.hosts import Hosts
+from lpcompile.runtime.launch.hosts import Hosts, bits_per_s
 from lpcompile.training.measures import reason
 
 WARM_UP_STEPS = 1  # of a block, not counted: memory is allocated again, ranks get in step
@@ -52,7 +52,8 @@ class Runner:
     def _start(self, row: BenchRow, plan: Plan | None) -> None:
         refuse(row, self.request, self.planned)
         self.plan_of[row.name] = plan
-        self.teams[row.name] = Team(row.name, self.request.work, plan, self.request.timeout, self.hosts)
+        timeout = patience(self.request, self.planned.parameter_bytes)
+        self.teams[row.name] = Team(row.name, self.request.work, plan, timeout, self.hosts)
         _warm(row, self.teams[row.name], self.request, plan)
 
     def restart(self, row: BenchRow, plan: Plan) -> None:
@@ -123,6 +124,13 @@ def refuse(row: BenchRow, request: BenchRequest, planned: Planned) -> None:
         raise UsageError("torch's zero-bubble schedule takes no stages that torch.compile made")
     world = 1 if name in (PLAIN, THREADS) else request.K
     check_memory(COPIES_OF_PARAMETERS * planned.parameter_bytes * (world if base(name) in (LIMIT, DDP) else 1))
+
+
+def patience(request: BenchRequest, parameter_bytes: int) -> float:
+    """Seconds after which a rank is taken for dead: over a slow link all of them may wait for one message as long as a
+    step of FSDP takes, which sends the parameters three times."""
+    step = 3 * 8 * parameter_bytes / min(map(bits_per_s, request.rate)) if request.rate else 0.0
+    return max(request.timeout, 2 * step)
 
 
 def check_memory(needed: int) -> None:

@@ -24,6 +24,12 @@ def text(found: Bench) -> str:
     measured = [r for r in found.rows if r.step]
     if not measured:
         return "\n".join(["nothing has been measured", *(f"- {row.name} {row.why}" for row in found.rows if row.why)])
+    return "\n\n".join([*tables(found), "\n".join(f"- {note}" for note in notes(found))])
+
+
+def tables(found: Bench) -> list[str]:
+    """The headline, and each table with its title."""
+    measured = [r for r in found.rows if r.step]
     names, lines, _ = measured_table(found)
     parts = [headline(found), markdown(names, lines)]
     names = ["contender", *(SHOWN.get(p, p) for p in PARTS)]
@@ -50,7 +56,7 @@ def text(found: Bench) -> str:
         costs = "measured costs" if found.request.cost == "measured" else "FLOPs, which are not this machine's times,"
         parts.append(f"ρ for more stages, simulated from {costs} on a machine like this with K cores; the limit is K:")
         parts.append(markdown(["K", *methods], lines))
-    return "\n\n".join([*parts, "\n".join(f"- {note}" for note in notes(found))])
+    return parts
 
 
 def headline(found: Bench) -> str:

@@ -52,7 +52,8 @@ def add_arguments(parser: Parser) -> None:
     add("lr", help="of --to-accuracy: the learning rate, constant (default 0.05, adamw 0.001)")
     add("patient", action="store_true", help="wait until no other program uses the machine")
     add("quick", action="store_true", help="4 steps of each, plans by FLOPs: does it run, not how fast")
-    add("gate", metavar="FILE", help="ratios to reach, as JSON; exit code 1 where one is missed")
+    add("gate", metavar="FILE", help="ratios to reach, as JSON, with --hosts those over links; exit code 1 where one "
+        "is missed")  # fmt: skip
     add("json", metavar="FILE", help="write all numbers")
     add("html", metavar="FILE", help="write one page with tables and figures")
 
@@ -96,15 +97,15 @@ def run(arguments: argparse.Namespace) -> int:
     if html is not None and json is not None and html.resolve() == json.resolve():
         raise UsageError(f"--html and --json are both {html}: give two files")
     refuse_without(arguments, "to_accuracy", ("data", "epochs", "lr"))
-    rules = gate.load(Path(arguments.gate), arguments.model) if arguments.gate else ()
+    rates = tuple(r.strip() for r in arguments.rate.split(",") if r.strip()) if arguments.rate else ()
+    if arguments.hosts and not rates:
+        rates = RATES
+    rules = gate.load(Path(arguments.gate), arguments.model, rates) if arguments.gate else ()
     asked = arguments.contenders
     every = OVER_LINKS if arguments.hosts else CONTENDERS
     names = every if asked == "all" else tuple(n.strip() for n in asked.split(",") if n.strip())
     contenders = tuple(dict.fromkeys((*names, *gate.needed(rules))))
     quick = QUICK if arguments.quick else {}
-    rates = tuple(r.strip() for r in arguments.rate.split(",") if r.strip()) if arguments.rate else ()
-    if arguments.hosts and not rates:
-        rates = RATES
     given = {**quick, **typed(arguments, BenchRequest), "contenders": contenders, "rate": rates}
     request = BenchRequest(**given)
     request.check()

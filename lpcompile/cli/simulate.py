@@ -159,7 +159,7 @@ def _regions(arguments: argparse.Namespace, device: DeviceSpec) -> int:
     commit = f", commit {about['commit']}" if about["commit"] else ""
     write_text(file, regions_page(found, plan, device, gpus, f"{command()} ({about['date']}{commit})"))
     if arguments.json:
-        print(json.dumps(regions_json(found, plan, device, gpus), indent=1))
+        print(json.dumps(regions_json(found, plan, device, gpus, {**about, "command": command()}), indent=1))
     else:
         show(text)
     print(f"written to {file}", file=sys.stderr)

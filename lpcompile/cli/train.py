@@ -34,6 +34,7 @@ NEEDED_TRAITS = {
     "buffer": "replay_buffers",
     "buffer_policy": "replay_buffers",
     "stash": "double_buffers",
+    "slack": "slackens",
     "lockstep": "locksteps",
     "init": "has_aux",
     "aux": "predicts",
@@ -71,6 +72,8 @@ def add_arguments(parser: Parser) -> None:
     _add_timm(add)
     add("lockstep", action="store_true", help="multiplier without skew: exact order, no speedup")
     add("stash", help="weights that pipedream keeps: all (default, a version for each micro-batch in flight) or 2bw")
+    add("slack", type=int, metavar="N", help="micro-batches for which messages of stream may be under way (default "
+        "0); 1 hides those of a slow link behind compute, with gradients as much later")  # fmt: skip
     add("psi", help=_psi_help)
     add("kappa", help="how lagrangian keeps κ: stored (default) or auxnet")
     add("clip", type=float, help="largest norm of gradients; 0: never")

@@ -23,6 +23,7 @@ class ScheduleOptions:
     input. kappa: "stored" or "auxnet". hosts: host ranks of the AuxNets, if not the plan's. tied: some
     parameters live in several stages. norm: the gradient's norm is taken over all ranks. replicas:
     how many train side by side, each on its part of the batch. stash: how `pipedream` keeps weights, "all" or "2bw".
+    slack: by how many micro-batches more than it must each rank of `stream` follows the one below.
     """
 
     micro: int = 1
@@ -34,6 +35,7 @@ class ScheduleOptions:
     norm: bool = False
     replicas: int = 1
     stash: str = "all"
+    slack: int = 0
 
 
 @dataclass(frozen=True)
@@ -139,6 +141,7 @@ class Method:
     reruns_stage: bool = False  # stages run a second forward
     double_buffers: bool = False  # has the option stash="2bw"
     locksteps: bool = False  # has the option lockstep=True: no skew
+    slackens: bool = False  # has the option slack: micro-batches for which messages may be under way
     reruns_auxnets: bool = False  # AuxNets run a second forward if a step has one micro-batch
 
     # the paper's Table 1 as printed, in the order of `compare.properties.NAMES`; "" where the paper has no row

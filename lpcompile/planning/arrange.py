@@ -60,7 +60,7 @@ def follow_plan(captured: Captured, found: list[Unit], costs: Profile, plan: Pla
     shares = [b.aux.share for b in plan.boundaries if b.aux is not None]
     ranks = [b.aux_rank for b in plan.boundaries]
     none = [0.0] * (plan.K - 1)  # a method without AuxNets
-    best = evaluate(costs, [s.last + 1 for s in plan.stages[:-1]], ranks, **_terms(options, shares or none))
+    best = evaluate(costs, [s.last + 1 for s in plan.stages[:-1]], ranks, **terms_of(options, shares or none))
     stages = _split(captured, found, best)
     made: list[CostedNet] = []
     if shares and options.aux is not None:
@@ -111,7 +111,7 @@ def plan_program(
             made = make_auxnets(model, stages, prices, options.aux)
         shares = [m.total for m in made]
         again = _split_for(costs, best.K, shares, options)
-        real = _hosted(costs, best, _terms(options, shares), options.placement)
+        real = _hosted(costs, best, terms_of(options, shares), options.placement)
         real = replace(real, lower_bound=min(real.step, again.lower_bound))
         settled = again.cuts == best.cuts and (options.balance, options.placement) == ("work", "best")
         tried.append(
@@ -176,7 +176,7 @@ def _measured(
     for _ in range(1 if effort.slow else 2):
 
         def price(made: Sequence[CostedNet], split: Partition = split) -> Partition:
-            return _hosted(costs, split, _terms(options, _run(made, split, options.traits, costs)), options.placement)
+            return _hosted(costs, split, terms_of(options, _run(made, split, options.traits, costs)), options.placement)
 
         fitted, real = fit_auxnets(model, stages, prices, options.aux, tensors, effort, price)
         again = _split_for(costs, split.K, _run(fitted, split, options.traits, costs), options)
@@ -220,7 +220,7 @@ def _split_for(costs: Profile, K: int, shares: Sequence[float] | float, options:
         return partition(costs, K, **given)
     bare = partition(costs, K, **{**given, "method": UNCHAINED, "aux_budget": 0.0})
     each = list(shares) if isinstance(shares, Sequence) else [shares] * (K - 1)
-    return evaluate(costs, bare.cuts, None, **_terms(options, each))
+    return evaluate(costs, bare.cuts, None, **terms_of(options, each))
 
 
 def _hosted(costs: Profile, best: Partition, terms: dict[str, Any], placement: str = "best") -> Partition:
@@ -244,7 +244,8 @@ def _moved(costs: Profile, cuts: Sequence[int], ranks: list[int], terms: dict[st
     return best
 
 
-def _terms(options: Options, shares: list[float]) -> dict[str, Any]:
+def terms_of(options: Options, shares: list[float] | float) -> dict[str, Any]:
+    """Keyword arguments of `evaluate`."""
     terms = {n: v for n, v in options.planner().items() if n not in ("memory_limit", "pins")}
     return {**terms, "aux_budget": shares or 0.0}  # methods without AuxNets have none
 

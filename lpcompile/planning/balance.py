@@ -1,18 +1,54 @@
-"""Why a plan is uneven: the unit that cannot be divided, and the reason."""
+"""How even and how sure a plan is: whether costs are known well enough, and the unit that cannot be divided."""
 
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
+from lpcompile.core.cost import Profile
 from lpcompile.core.plan import Plan
 from lpcompile.core.tables import uncertainty
+from lpcompile.errors import PlanError
 from lpcompile.passes.capture.captured import Captured
 from lpcompile.passes.graph.liveness import liveness
 from lpcompile.passes.split.cuts import cuts
 from lpcompile.passes.split.units import Unit
+from lpcompile.planning.arrange import plan_stages, terms_of
+from lpcompile.planning.options import Options
+from lpcompile.planning.partition import evaluate
 
 UNEVEN = 1.5  # largest stage over the mean above which a plan is reported
 UNSURE = 0.5  # spread of a stage over its cost from which the plan is reported as unsure
+SURE = 0.02  # of the step: what more measuring could gain, from which on there is none
+ERROR = 0.93  # standard error of a median of n values over their interquartile range by the root of n, if normal
+
+
+def settled(options: Options, costs: Profile, runs: int) -> bool:
+    """Whether more measuring can no longer find stages that are better by more than SURE: the best split of costs that
+    were measured so often, with every unit an error longer, is that near to the planner's lower bound with every unit
+    an error shorter."""
+    if options.K in ("auto", 1):
+        return False
+    error, terms = ERROR / runs**0.5, terms_of(options, options.planner()["aux_budget"])
+    try:
+        best, least = plan_stages(costs, options), plan_stages(_shifted(costs, -error), options).lower_bound
+        longest = evaluate(_shifted(costs, error), best.cuts, best.aux_ranks, **terms).step
+    except PlanError:  # said when the plan is made
+        return False
+    return longest <= (1 + SURE) * least
+
+
+def _shifted(costs: Profile, errors: float) -> Profile:
+    """Every unit longer by so many of its spreads, or shorter."""
+    units = tuple(
+        replace(
+            u,
+            forward=max(0.0, u.forward + errors * u.forward_spread),
+            backward=max(0.0, u.backward + errors * u.backward_spread),
+        )
+        for u in costs.units
+    )
+    return replace(costs, units=units)
 
 
 def how_unsure(plan: Plan) -> str:

@@ -39,7 +39,7 @@ from lpcompile.passes.split.split import Stage
 from lpcompile.passes.split.units import Unit
 from lpcompile.planning import arrange, artefact_text, print_after
 from lpcompile.planning.arrange import Arrangement
-from lpcompile.planning.balance import how_unsure, why_uneven
+from lpcompile.planning.balance import how_unsure, settled, why_uneven
 from lpcompile.planning.choice import choice
 from lpcompile.planning.micro_choice import choose_micro
 from lpcompile.planning.options import Options
@@ -141,6 +141,7 @@ def cost_units(captured: Captured, units: list[Unit], sample: Tensors, part: flo
         part=part,
         seconds=options.measure_seconds,
         compiled=options.compile,
+        settled=partial(settled, options),
     )
     return (found,)
 

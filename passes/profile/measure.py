@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from lpcompile.core.cost import Profile
+from lpcompile.core.cost import Profile, UnitCost
 from lpcompile.core.system.progress import Progress, silent, within
 from lpcompile.passes.capture.captured import Captured
 from lpcompile.passes.capture.signature import rebuilder
@@ -36,6 +36,13 @@ MEASURING_SECONDS = 10.0  # for a whole plan, by default
 UNITS_SHARE = 0.5  # of them for the units
 MIN_STEPS, MAX_STEPS = 7, 30  # measured, after the warm-up
 WARMUP_STEPS = 2
+CHECKS_SHARE = 0.1  # of the time so far, for the question whether it is enough
+
+Settled = Callable[[Profile, int], bool]  # whether costs that were measured in so many steps need no more of them
+
+
+def never(costs: Profile, runs: int) -> bool:
+    return False
 
 
 class Limits(NamedTuple):
@@ -90,12 +97,13 @@ def measured_profile(
     progress: Progress = silent,
     part: float = 1.0,
     compiled: bool = False,
+    settled: Settled = never,
 ) -> Profile:
     """Median forward and backward ms of each unit over repeated steps, with the interquartile range as spread.
 
     part: `tensors` as a fraction of the mini-batch; times are scaled to all of it. Slow steps are measured with fewer
-    samples. compiled: every unit is made by torch.compile, and the undivided model, whose code would be of no further
-    use, is not timed: units are what they are.
+    samples. settled: ends it after fewer steps. compiled: every unit is made by torch.compile, and the undivided model,
+    whose code would be of no further use, is not timed: units are what they are.
     """
     model = captured._lp.model
     base = flops_profile(captured, units)
@@ -123,25 +131,18 @@ def measured_profile(
             lasting, calls = lasting._replace(max_whole_steps=0), compiled_units(parts)
             with compiling_explained():
                 _unit_step(parts, calls, few, clock)
-        wholes, runs = _repeat(model, captured, parts, calls, few, clock, lasting, within(progress, 0.1, 1.0))
+
+        def enough(runs: list[UnitTimes]) -> bool:
+            return len(units) > 1 and settled(replace(base, units=unit_costs(base.units, runs)), len(runs))
+
+        wholes, runs = _repeat(model, captured, parts, calls, few, clock, lasting, enough, within(progress, 0.1, 1.0))
     part *= (batch_size(few) or 1) / (batch_size(tensors) or 1)
-    forward = [[r.forward[i] for r in runs] for i in range(len(units))]
-    backward = [[r.backward[i] for r in runs] for i in range(len(units))]
-    raw_forward = sum(map(statistics.median, forward))
-    raw_backward = sum(map(statistics.median, backward))
+    raw = unit_costs(base.units, runs)
+    raw_forward, raw_backward = sum(u.forward for u in raw), sum(u.backward for u in raw)
     whole_forward = statistics.median(w.forward[0] for w in wholes) if wholes else raw_forward
     whole_backward = statistics.median(w.backward[0] for w in wholes) if wholes else raw_backward
     up, down = whole_forward / part / (raw_forward or 1.0), whole_backward / part / (raw_backward or 1.0)
-    costs = tuple(
-        replace(
-            unit,
-            forward=statistics.median(forward[i]) * up,
-            backward=statistics.median(backward[i]) * down,
-            forward_spread=_spread(forward[i]) * up,
-            backward_spread=_spread(backward[i]) * down,
-        )
-        for i, unit in enumerate(base.units)
-    )
+    costs = unit_costs(base.units, runs, up, down)
     ratio = (raw_forward + raw_backward) / ((whole_forward + whole_backward) or 1.0)
     note = f"units add up to {ratio:.3f} of the undivided step ({len(runs)} steps), scaled to it"
     if compiled:
@@ -162,6 +163,25 @@ class UnitTimes(NamedTuple):
     backward: list[float]
 
 
+def unit_costs(
+    units: Sequence[UnitCost], runs: Sequence[UnitTimes], up: float = 1.0, down: float = 1.0
+) -> tuple[UnitCost, ...]:
+    """Medians and spreads over the runs, forwards times `up` and backwards times `down`."""
+    found = []
+    for i, unit in enumerate(units):
+        forward, backward = [r.forward[i] for r in runs], [r.backward[i] for r in runs]
+        found.append(
+            replace(
+                unit,
+                forward=statistics.median(forward) * up,
+                backward=statistics.median(backward) * down,
+                forward_spread=_spread(forward) * up,
+                backward_spread=_spread(backward) * down,
+            )
+        )
+    return tuple(found)
+
+
 def _repeat(
     model: nn.Module,
     captured: Captured,
@@ -170,14 +190,21 @@ def _repeat(
     tensors: list[torch.Tensor],
     clock: Clock,
     limits: Limits,
+    enough: Callable[[list[UnitTimes]], bool],
     progress: Progress,
 ) -> tuple[list[UnitTimes], list[UnitTimes]]:
-    """Times of undivided and divided steps in turn, within the limits and at most MAX_STEPS of each."""
+    """Times of undivided and divided steps in turn, within the limits, at most MAX_STEPS of each, and until they are
+    enough."""
     seconds, min_steps, warmup, max_whole_steps = limits
     rebuild = rebuilder(captured._lp.signature)
     wholes, runs = list[UnitTimes](), list[UnitTimes]()
-    start = time.perf_counter()
+    start, checks = time.perf_counter(), 0.0
     while len(runs) < min_steps or (len(runs) < MAX_STEPS and time.perf_counter() - start < seconds):
+        if len(runs) >= min_steps and checks <= CHECKS_SHARE * (time.perf_counter() - start):
+            begin = time.perf_counter()
+            if enough(runs):
+                break
+            checks += time.perf_counter() - begin
         share = max(min(len(runs) / min_steps, (time.perf_counter() - start) / seconds), len(runs) / MAX_STEPS)
         progress(min(1.0, share), f"measuring units, step {len(runs) + 1}")
         args, kwargs = rebuild(tensors)

@@ -25,7 +25,7 @@ from lpcompile.core.system.progress import Progress, silent
 from lpcompile.errors import UsageError
 from lpcompile.passes.capture.captured import Captured
 from lpcompile.passes.profile.flops import flops_profile
-from lpcompile.passes.profile.measure import MEASURING_SECONDS, UNITS_SHARE, measured_profile
+from lpcompile.passes.profile.measure import MEASURING_SECONDS, UNITS_SHARE, Settled, measured_profile, never
 from lpcompile.passes.split.units import Unit
 
 SOURCES = ("measured", "flops")
@@ -44,10 +44,12 @@ def profile(
     part: float = 1.0,
     seconds: float = MEASURING_SECONDS,
     compiled: bool = False,
+    settled: Settled = never,
 ) -> Profile:
     """Costs per unit for the whole mini-batch; `tensors` are the fraction `part` of it.
 
     seconds: of measuring a whole plan, of which the units have their share. compiled: units are made by torch.compile.
+    settled: whether costs that were measured so often need no more measuring.
     Measured costs are cached by graph, units, shapes, dtypes, device, threads and torch version.
     """
     if cost not in SOURCES:
@@ -60,7 +62,7 @@ def profile(
     found = _load(path, len(units)) if cache else None
     if found is None:
         found = measured_profile(captured, units, tensors, threads=threads, progress=progress, part=part,
-                                 seconds=UNITS_SHARE * seconds, compiled=compiled)  # fmt: skip
+                                 seconds=UNITS_SHARE * seconds, compiled=compiled, settled=settled)  # fmt: skip
         if cache:
             _store(path, found)
     return found

@@ -36,6 +36,7 @@ def schedule_of(
         micro=micro,
         lockstep=s.lockstep,
         stash=s.stash,
+        slack=s.slack,
         recursive=plan.aux.startswith("recursive") if recursive is None else recursive,
         kappa=s.kappa,
         hosts=tuple(hosts),

@@ -31,6 +31,8 @@ class Settings:
         `pipedream` with "2bw" K; else 1. Of the planned method, what the plan says. lockstep: `multiplier` without
         skew.
     stash: the weights that `pipedream` keeps, "all" (one version for each micro-batch in flight) or "2bw" (two).
+    slack: by how many micro-batches more than it must each rank of `stream` follows the one below, so that messages
+        have so much longer on a slow link; gradients are as much later.
     recursive: AuxNets start from the model's input. kappa: how `lagrangian` keeps κ, "stored" or "auxnet".
     psi: a penalty function by its name in `lpcompile.runtime.penalty.psi`. beta: see `lpcompile.runtime.penalty.beta`.
     distil: AuxNets descend λ's own "gradient", or regress on λ after its step of size `lam_lr` (the "target"), which is
@@ -66,6 +68,7 @@ class Settings:
     micro: int | None = None
     lockstep: bool = False
     stash: str = "all"
+    slack: int = 0
     recursive: bool = False
     kappa: str = "stored"
     psi: str = SCALED
@@ -132,6 +135,7 @@ def settings(options: dict[str, Any]) -> Settings:
     _at_least("buffer", found.buffer, 1)
     _at_least("micro", found.micro, 1)
     _at_least("accumulate", found.accumulate, 1)
+    _at_least("slack", found.slack, 0)
     _at_least("warmup", found.warmup, 0)
     _at_least("finish", found.finish, 0)
     _at_least("check_every", found.check_every, 1)
@@ -156,7 +160,8 @@ def _one_of(name: str, value: Any, known: Sequence[Any]) -> None:
 
 
 def _at_least(name: str, value: Any, least: int) -> None:
-    whole = isinstance(least, int) and name in ("micro", "accumulate", "warmup", "finish", "check_every", "buffer")
+    counts = ("micro", "accumulate", "warmup", "finish", "check_every", "buffer", "slack")
+    whole = isinstance(least, int) and name in counts
     kinds = (int,) if whole else (int, float)
     if value is not None and (not isinstance(value, kinds) or isinstance(value, bool) or value < least):
         raise UsageError(f"{name}={value!r} is not a {'whole ' if whole else ''}number of at least {least}")

@@ -19,6 +19,16 @@ A micro-batch whose backward comes after n more updates runs forward and backwar
 then, ŵ_r(t+n) = w_r(t) + n (w_r(t) - w_r(t-1)): so ∇ above is taken at ŵ_r(t) instead of w_r(t-1), and what is late is
 only how far the update differs from the one before. All other micro-batches need no version of the weights. Fewer
 steps and Adam make updates differ more: exact pipelines (`zbh2`) lose nothing there, and take a little longer.
+
+Rank 0 runs only one forward while X goes up and p comes down, so on a slow link every micro-batch waits for a message.
+With slack=N each rank follows the one below by N micro-batches more, and so many more are in flight:
+
+    slot          0          1          2          3      step      K = 2, M = 4, slack = 1
+    rank 0    F 0  B -2  F 1  B -1  F 2  B 0   F 3  B 1    ↑
+    rank 1    F -1 B -1  F 0  B 0   F 1  B 1   F 2  B 2    ↑        never late, and one micro-batch behind
+
+Two ranks hide messages of N/2 slots each. Rank r runs forwards rN and backwards (K-1)N + K-1-r slots after
+the micro-batch's own.
 """
 
 from __future__ import annotations
@@ -27,28 +37,31 @@ from lpcompile.core.method import BatchFacts, Method, ScheduleOptions, assemble,
 from lpcompile.core.plan import Plan
 from lpcompile.core.schedule import Builder, Schedule
 from lpcompile.runtime.methods import bp
-from lpcompile.runtime.methods.pipedream import post
 
 NORM_SAMPLES = 16  # lower limit for the samples of a micro-batch, for the statistics of BatchNorm
 MIN_SAMPLES = 2
 
 
 def schedule(plan: Plan, options: ScheduleOptions) -> Schedule:
-    K, M = plan.K, options.micro
+    K, M, slack = plan.K, options.micro, options.slack if plan.K > 1 else 0
 
     def write(b: Builder) -> None:
-        delay = K - 1 - b.rank
+        r = b.rank
+        lag, delay = r * slack, (K - 1) * slack + K - 1 - r  # of its forwards and backwards, in micro-batches
 
         def version(slot: int) -> tuple[int, list[tuple[str, int]]]:
-            updates = (slot % M + delay) // M  # between the micro-batch's forward and backward
-            return updates, [("W", b.rank)] if updates else []
+            updates = (slot % M + delay) // M - (slot % M + lag) // M  # between the micro-batch's forward and backward
+            return updates, [("W", r)] if updates else []
 
         for slot in range(M):
-            post(b, slot, K)
-            updates, weights = version(slot)
+            if r > 0:  # what the neighbours make in this slot
+                b.recv("X", r, slot - lag + slack, r - 1)
+            if r < K - 1:
+                b.recv("p", r + 1, slot + 1 - delay, r + 1)
+            updates, weights = version(slot - lag)
             if updates:
-                b.do("predict", slot, writes=weights, ahead=updates)
-            bp.forward(b, slot, K, reads=weights)
+                b.do("predict", slot - lag, writes=weights, ahead=updates)
+            bp.forward(b, slot - lag, K, reads=weights)
             bp.backward(b, slot - delay, K, reads=version(slot - delay)[1])
         finish(b, options)
 
@@ -80,6 +93,7 @@ STREAM = Method(
     schedule,
     bp.adjoint,
     delayed=True,
+    slackens=True,
     default_micro=one_per_stage,
     micro_choices=stream_choices,
 )

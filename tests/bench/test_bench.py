@@ -192,14 +192,15 @@ def test_models_with_unusual_layouts(tmp_path, capsys):
     assert "inputs of 8 samples, not of 6; ask for --batch 8" in capsys.readouterr().err
 
 
-def test_ctrl_c_keeps_what_was_measured_and_leaves_no_process(tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_and_sigterm_keep_what_was_measured_and_leave_no_process(number, tmp_path):
     file, log = tmp_path / "b.json", tmp_path / "log"
     given = ["--quick", "--steps", "4000", "--batch", "4", "--input", "3x8x8", "--contenders", "penalty"]
     command = [sys.executable, "-m", "lpcompile", "bench", "resnet20", *given, "--json", str(file)]
     with log.open("w") as err, started(command, stdout=subprocess.DEVNULL, stderr=err) as run:
         wait_until(lambda: "round 3 " in log.read_text(), 120, "the third round of the bench", run)
         for _ in range(2):  # the second must not keep the first from ending all processes
-            os.kill(run.pid, signal.SIGINT)
+            os.kill(run.pid, number)
             time.sleep(0.05)
         assert run.wait(60) == 130, log.read_text()
         wait_until(lambda: not session_alive(run.pid), 10, "the end of all processes of the bench")

@@ -44,6 +44,9 @@ def test_regions_are_a_table_and_a_page(saved, capsys, tmp_path):
     assert main(["simulate", saved, *given]) == 0
     assert "K = 4: the fastest with plain training's gradients" in capsys.readouterr().out
     assert "1 Gb/s" in page.read_text() and "25 Mb/s" in page.read_text()
+    assert main(["simulate", saved, *given, "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert len(data["regions"]) == 4 and {"command", "commit", "date", "torch"} <= set(data["machine"])
 
 
 @pytest.mark.parametrize(

@@ -59,4 +59,5 @@ def test_table_page_and_json_show_the_same():
         assert cell_text(region, True) in text and cell_text(region, True) in page
     assert "&lt;command&gt;" in page and "http" not in page.replace("http://www.w3.org", "")
     assert all(f">{name}<" in page for name in FAMILIES)
-    assert len(regions_json(found, PLAN, IDEAL, 1)["regions"]) == 8
+    data = regions_json(found, PLAN, IDEAL, 1, {"commit": "abc"})
+    assert len(data["regions"]) == 8 and data["machine"] == {"commit": "abc"}

@@ -15,8 +15,9 @@ import pytest
 from lpcompile.core.micro_batches import order
 from lpcompile.core.schedule import Builder, Instruction, Ref, Schedule, build
 from lpcompile.errors import ScheduleError
-from lpcompile.runtime.engine.schedules import default_schedule
-from lpcompile.runtime.methods import METHODS
+from lpcompile.runtime.engine.schedules import default_schedule, schedule_of
+from lpcompile.runtime.engine.settings import Settings
+from lpcompile.runtime.methods import METHODS, get_method
 from lpcompile.simulate.device_spec import DeviceSpec, LinkSpec, device_spec
 from lpcompile.simulate.interconnect import Interconnect
 from lpcompile.simulate.op_costs import costs_of
@@ -80,6 +81,14 @@ def test_a_slow_link_is_waited_for():
     slow = replace(IDEAL, inside=LinkSpec(0.001, 0))  # 1 ms for 1000 bytes
     found = simulate(even_plan(2, "bp", output_bytes=3000), slow)
     assert found.step == pytest.approx(24 + 3 + 3, rel=1e-3)
+
+
+@pytest.mark.parametrize(("slack", "step"), [(0, 2 * (6 + 3)), (1, 2 * 6)])
+def test_slack_hides_messages_that_stream_would_wait_for(slack, step):
+    """K = 2, two micro-batches of 6 ms a rank, messages of 3 ms: half a slot, so one more in flight is enough."""
+    plan, slow = even_plan(2, "stream", output_bytes=6000), replace(IDEAL, inside=LinkSpec(0.001, 0))
+    schedule = schedule_of(plan, get_method("stream"), Settings(slack=slack), 2)
+    assert simulate(plan, slow, schedule=schedule).step == pytest.approx(step, rel=1e-3)
 
 
 def two_ranks(post_late: bool) -> Schedule:

@@ -48,10 +48,13 @@ OVER_LINKS = (
     "1f1b",
     CHOSEN,
     "stream",
+    "stream+slack",
     "stream+int8",
+    "stream+int8+slack",
     "penalty",
 )
 TRANSFERS = tuple(TRANSFER_NAMES)  # NAME+bf16: a contender whose messages travel so, whatever the others' do
+SLACK = "slack"  # NAME+slack: one more micro-batch in flight, so that messages travel while both ranks compute
 PART_OF_KIND = {"forward": "forward", "backward": "backward", "auxiliary": "aux", "step": "optimizer",
                 "message": "transfer", "wait": "python"}  # fmt: skip
 
@@ -92,9 +95,11 @@ class Plain(Contender):
 class Ours(Contender):
     """One rank of a method of ours, by the public trainer."""
 
-    def __init__(self, given: Work, program: Program, method: str, compiled: bool, transfer: str | None) -> None:
+    def __init__(
+        self, given: Work, program: Program, method: str, compiled: bool, transfer: str | None, slack: int
+    ) -> None:
         super().__init__(given)
-        options: dict[str, Any] = {"compile": compiled, "transfer": transfer}
+        options: dict[str, Any] = {"compile": compiled, "transfer": transfer, "slack": slack}
         if given.train is None:  # where the model learns nothing, AuxNets have nothing to follow: no exact steps
             options |= {"warmup": 0, "recouple": 0.0}
         self.trainer = program.trainer(loss, optimizer=given.optimizer, method=method, **options)
@@ -130,14 +135,19 @@ class Ours(Contender):
 
 
 def base(name: str) -> str:
-    """The contender without the form of its messages: "ddp" of "ddp+bf16"."""
+    """The contender without its options: "ddp" of "ddp+bf16"."""
     return name.partition("+")[0]
 
 
 def transfer_of(name: str, given: str | None) -> str | None:
     """The form of a contender's messages: its own, or the one asked for all."""
-    own = name.partition("+")[2] or given
+    own = next((one for one in name.split("+")[1:] if one in TRANSFERS), given)
     return "bf16" if base(name) == DDP and own else own  # the hook that torch has
+
+
+def slack_of(name: str) -> int:
+    """How many more micro-batches a contender has in flight than it must."""
+    return int(SLACK in name.split("+")[1:])
 
 
 def planned_as(name: str) -> str:
@@ -146,16 +156,20 @@ def planned_as(name: str) -> str:
 
 
 def exists(name: str) -> bool:
-    own = name.partition("+")[2]
-    if "+" not in name:
+    found, own = base(name), name.split("+")[1:]
+    if not own:
         return name in CONTENDERS
-    return (base(name) in METHODS and own in TRANSFERS) or (base(name) == DDP and own == "bf16")
+    if found == DDP:
+        return own == ["bf16"]
+    known = (*TRANSFERS, *([SLACK] if found in METHODS and METHODS[found].slackens else []))
+    forms = [one for one in own if one in TRANSFERS]
+    return found in METHODS and all(one in known for one in own) and len(forms) < 2 and len(set(own)) == len(own)
 
 
 def make(name: str, spec: WorkSpec, plan: Plan | None) -> Contender:
     """This rank's part of a contender. `plan`: for contenders that run on stages."""
     given = work(spec)
-    spec = replace(spec, transfer=transfer_of(name, spec.transfer))
+    spec, slack = replace(spec, transfer=transfer_of(name, spec.transfer)), slack_of(name)
     name = base(name)
     if name in (PLAIN, LIMIT):
         return Plain(given, spec.compile)
@@ -181,7 +195,7 @@ def make(name: str, spec: WorkSpec, plan: Plan | None) -> Contender:
     program = parallelize(given.model, plan.K, plan=plan, example_inputs=given.batches[0][0], gate=False)
     if name in TORCH:
         return Pipeline(given, program, TORCH[name], spec)
-    return Ours(given, program, name, spec.compile, spec.transfer)
+    return Ours(given, program, name, spec.compile, spec.transfer, slack)
 
 
 def _ddp(given: Work, transfer: str | None) -> nn.Module:

@@ -122,6 +122,9 @@ def _grids(found: Sequence[Region]) -> list[tuple[int, list[list[Region]]]]:
     return grids
 
 
-def regions_json(found: Sequence[Region], plan: Plan, device: DeviceSpec, gpus: int) -> dict[str, Any]:
+def regions_json(
+    found: Sequence[Region], plan: Plan, device: DeviceSpec, gpus: int, machine: dict[str, Any]
+) -> dict[str, Any]:
+    """machine: where it was simulated, with commit and command."""
     return {"version": VERSION, "model": plan.model, "cost": plan.cost, "device": device.to_json(), "gpus": gpus,
-            "regions": [asdict(one) for one in found]}  # fmt: skip
+            "machine": machine, "regions": [asdict(one) for one in found]}  # fmt: skip

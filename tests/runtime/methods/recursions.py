@@ -37,9 +37,14 @@ class Emulation:
             x = self.run(k, weights, x)
         return F.cross_entropy(x, y)
 
-    def version(self, k, n, M):
-        """What stage k expects at micro-batch n's backward."""
-        t, updates = n // M, (n % M + self.K - 1 - k) // M
+    def delay(self, k, slack=0):
+        """How many micro-batches after its own a stage's backward is."""
+        return (self.K - 1) * slack + self.K - 1 - k
+
+    def version(self, k, n, M, slack=0):
+        """What stage k expects at micro-batch n's backward; with slack its forward is k slack micro-batches late."""
+        t = (n + k * slack) // M
+        updates = (n + self.delay(k, slack)) // M - t
         now, before = self.history[k][t], self.history[k][max(t - 1, 0)]
         return {name: w + updates * (w - before[name]) for name, w in now.items()}
 
@@ -59,7 +64,7 @@ def learning_rate(t, steps):
     return LR * DECAY ** min(t, steps)  # steps that drain the pipeline come after the scheduler's last one
 
 
-def stashed(stages, data, M=1, predicted=False):
+def stashed(stages, data, M=1, predicted=False, slack=0):
     """w_k(t+1) = w_k(t) - η ∇_k Σ loss of M micro-batches, K-1-k behind the step's own.
 
     Each of them has the weights of all stages from when it came by; where predicted, those that each stage expects when
@@ -67,13 +72,13 @@ def stashed(stages, data, M=1, predicted=False):
     """
     e, steps = Emulation(stages), len(data)
     parts = [(x[8 * i // M : 8 * (i + 1) // M], y[8 * i // M : 8 * (i + 1) // M]) for x, y in data for i in range(M)]
-    for t in range(steps + -(-(e.K - 1) // M)):
+    for t in range(steps + -(-e.delay(0, slack) // M)):
         updates = []
         for k in range(e.K):
             total = None
-            for n in range(t * M - (e.K - 1 - k), (t + 1) * M - (e.K - 1 - k)):
+            for n in range(t * M - e.delay(k, slack), (t + 1) * M - e.delay(k, slack)):
                 if 0 <= n < len(parts):
-                    then = [e.version(j, n, M) if predicted else h[n // M] for j, h in enumerate(e.history)]
+                    then = [e.version(j, n, M, slack) if predicted else h[n // M] for j, h in enumerate(e.history)]
                     loss = lambda w, k=k, n=n, then=then: e.loss([*then[:k], w, *then[k + 1 :]], *parts[n])  # noqa: E731
                     found, _ = gradient(loss, then[k])
                     total = {p: found[p] / M + (0 if total is None else total[p]) for p in found}

@@ -63,6 +63,13 @@ def test_stream_takes_late_gradients_at_the_weights_that_it_expects(K, M):
     assert_close(found, stashed(stages, batches(5), M, predicted=True))
 
 
+@pytest.mark.parametrize(("K", "M", "slack"), [(2, 1, 1), (2, 2, 1), (2, 4, 1), (2, 2, 3), (3, 2, 1), (3, 4, 2)])
+def test_stream_with_slack_is_the_same_recursion_with_more_in_flight(K, M, slack):
+    stages, found, trainer = trained("stream", K, batches(5), micro=M, slack=slack)
+    assert_close(found, stashed(stages, batches(5), M, predicted=True, slack=slack))
+    assert trainer.schedule.lag == (K - 1) * (1 + slack) and trainer.staleness[-1] == 0
+
+
 def test_stream_predicts_no_update_where_gradients_are_accumulated():
     """Two calls a step: only the second is followed by an update."""
     _, found, trainer = trained("stream", 2, batches(6), micro=2, accumulate=2)
