@@ -113,8 +113,8 @@ class Study:
     split: str = "test"
 
     def runs(self, chosen: Mapping[tuple[str, str, int], Mapping[str, Any]] | None = None) -> Iterator[RunSpec]:
-        """The runs to report. chosen: tuned options by model, method and K."""
-        for network, seed, entry in itertools.product(self.models, range(self.seeds), self.methods):
+        """The runs to report, those of one seed before the next one's. chosen: tuned options by model, method and K."""
+        for seed, network, entry in itertools.product(range(self.seeds), self.models, self.methods):
             for K in [1] if entry.alone else self.K:
                 options = (chosen or {}).get((network.name, entry.name, K), {})
                 yield self._run(network, replace(entry, options={**entry.options, **options}), K, seed, self.split)
