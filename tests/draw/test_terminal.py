@@ -103,12 +103,11 @@ def test_colour_follows_the_usual_variables(variables, terminal, colour, monkeyp
 
 
 def on_a_terminal(arguments, columns):
-    """What a process writes to a terminal of so many columns."""
+    """What Python with these arguments writes to a terminal of so many columns."""
     ours, theirs = pty.openpty()
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": str(columns), "TERM": "xterm"}
     environment.pop("NO_COLOR", None)
-    command = [sys.executable, "-m", "lpcompile", *arguments]
-    process = subprocess.Popen(command, stdout=theirs, stderr=theirs, env=environment)
+    process = subprocess.Popen([sys.executable, *arguments], stdout=theirs, stderr=theirs, env=environment)
     os.close(theirs)
     found, end = b"", time.monotonic() + 120
     try:
@@ -126,7 +125,7 @@ def on_a_terminal(arguments, columns):
 
 def test_inspect_fits_a_terminal_and_says_the_same_as_in_a_pipe(capsys):
     arguments = ["inspect", "resnet20", "-K", "3", "--batch", "4", "--cost", "flops", "--cuts", "--units"]
-    found = on_a_terminal(arguments, 80)
+    found = on_a_terminal(["-m", "lpcompile", *arguments], 80)
     assert "\x1b[1m" in found and "\x1b[36m" in found
     plain = COLOUR.sub("", found)
     assert max(map(len, plain.split("\n"))) <= 80
@@ -136,8 +135,16 @@ def test_inspect_fits_a_terminal_and_says_the_same_as_in_a_pipe(capsys):
     assert sorted(re.sub("[-█]", "", plain).split()) == sorted(re.sub("[-█]", "", piped).split())
 
 
+MEASURED = """
+import torch, lpcompile
+model, x = lpcompile.models.resnet20(), torch.randn(4, 3, 32, 32)
+how = {"method": "penalty", "cache": False, "measure_seconds": 3.0}
+print(lpcompile.parallelize(model, 2, example_inputs=x, **how).plan)
+"""
+
+
 def test_the_progress_bar_covers_all_that_is_measured_and_goes_away():
-    found = on_a_terminal(["inspect", "resnet20", "-K", "2", "--batch", "4", "--no-cache", "--method", "penalty"], 70)
+    found = on_a_terminal(["-c", MEASURED], 70)
     for phase in ("capturing the model", "a first step", "units, step 1", "AuxNet 1 of 1", "checking one step"):
         assert phase in found
     bars = [part for part in found.split("\r\x1b[K") if "█" in part[:30] or "░" in part[:30]]

@@ -145,7 +145,7 @@ def trained(how, method=None, micro=None):
     return losses, {n: t.clone() for n, t in trainer.state_dict().items()} | state, usual
 
 
-@examples(12)
+@examples(8)
 @given(trainings([name for name in MAKE if name != "tied, no dropout"]))
 def test_the_default_is_the_exact_reference_to_the_bit(how):
     """With the same micro-batches: all forwards first, or one micro-batch after the other."""
@@ -157,7 +157,7 @@ def test_the_default_is_the_exact_reference_to_the_bit(how):
         assert found.keys() == expected[1].keys() and not different, f"{method}: {different}"
 
 
-@examples(8)
+@examples(5)
 @given(trainings(["vit", "gpt", "tied, no dropout"]))
 def test_without_batch_norm_and_dropout_the_default_is_plain_training(how):
     """On whole batches, as a user writes it: a difference is rounding."""

@@ -16,7 +16,6 @@ MODELS = {
     "resnet20": lambda: lpcompile.models.ResNet(20, 3, width=4),
     "vit": lambda: lpcompile.models.VisionTransformer(8, 4, dim=12, depth=6, heads=2, num_classes=3),
 }
-RUNS = [(model, method) for model in MODELS for method in METHODS]
 STEPS, BATCH = 4, 12
 
 
@@ -36,12 +35,12 @@ def train(model: str, method: str, K: int) -> dict[str, Any]:
     return {"model": trainer.state_dict(), "loss": trainer.gather(metrics).get("loss")}
 
 
-def run_rank(rank: int, K: int, port: int, folder: str) -> None:
-    """One gloo process: all runs one after another."""
+def run_rank(rank: int, K: int, port: int, folder: str, model: str) -> None:
+    """One gloo process: all methods one after another."""
     torch.set_num_threads(1)
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(K), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    for model, method in RUNS:
+    for method in METHODS:
         found = train(model, method, K)
         if rank == 0:
-            torch.save(found, f"{folder}/{model} {method}.pt")
+            torch.save(found, f"{folder}/{method}.pt")
     torch.distributed.destroy_process_group()

@@ -7,7 +7,8 @@ import math
 import pytest
 import torch
 
-from tests.runtime.methods.every_method import MODELS, RUNS, run_rank, train
+from lpcompile.runtime.methods import METHODS
+from tests.runtime.methods.every_method import MODELS, run_rank, train
 from tests.runtime.ranks import started_once
 
 
@@ -16,10 +17,18 @@ def runs(tmp_path_factory):
     return started_once(tmp_path_factory, run_rank)
 
 
-@pytest.mark.parametrize("K", [2, 3])
-@pytest.mark.parametrize(("model", "method"), RUNS)
+@pytest.mark.parametrize(
+    ("model", "K"),
+    [
+        ("resnet20", 2),
+        ("vit", 3),
+        pytest.param("resnet20", 3, marks=pytest.mark.slow),
+        pytest.param("vit", 2, marks=pytest.mark.slow),
+    ],
+)
+@pytest.mark.parametrize("method", METHODS)
 def test_every_method_trains_a_resnet_and_a_vit(runs, model, method, K):
-    there = torch.load(runs(K) / f"{model} {method}.pt", weights_only=True)
+    there = torch.load(runs(K, model) / f"{method}.pt", weights_only=True)
     torch.manual_seed(0)
     fresh = MODELS[model]().state_dict()
     assert list(there["model"]) == list(fresh)
