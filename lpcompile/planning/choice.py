@@ -27,6 +27,8 @@ def choice(plan: Plan) -> str:
     extra = sum(b.aux.parameters for b in plan.boundaries if b.aux is not None)
     networks = f", {extra:,} extra parameters in {'heads' if plan.heads else 'AuxNets'}" if extra else ""
     text = f"{plan.method!r}, {cut}: {_gradients(plan, method, micro)}, at most {size(_memory(plan))} a rank{networks}"
+    if plan.recipe:
+        return f"{text}; this is the longest phase of {plan.recipe}, and predictions below are for it alone"
     return text + (
         why_default(plan.K, micro, plan.batch, plan.batch_norm, plan.batch_free) if plan.method == CHOSEN else ""
     )

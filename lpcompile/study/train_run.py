@@ -48,7 +48,7 @@ def _train(spec: RunSpec, data: str, folder: Path) -> dict[str, Any]:
         again = list(islice(batches(spec, data, samples), RECALIBRATION_BATCHES))
         found = trainer.evaluate(evaluation_batches(final), metrics=figures, recalibrate=again)
     accuracy = {name: round(100 * value, 2) for name, value in found.items() if name.endswith("accuracy")}
-    return {**accuracy, "loss": round(found["loss"], 4), **known}
+    return {**accuracy, "loss": round(found["loss"], 4), "tested": final[1].numel(), **known}
 
 
 def batches(spec: RunSpec, data: str, samples: Samples) -> Iterator[Pair]:

@@ -29,6 +29,7 @@ from lpcompile.runtime.engine.cutting import keep_whole, usual_micro
 from lpcompile.runtime.engine.executor import Op, prepare, run, take_turns
 from lpcompile.runtime.engine.metrics import method_text
 from lpcompile.runtime.engine.schedules import clip_norm, schedule_of
+from lpcompile.runtime.engine.settings import refuse_inexact_options
 from lpcompile.runtime.engine.team import device_of, facts, make_worker, ready_program
 from lpcompile.runtime.engine.update import Factory, check_factories
 from lpcompile.runtime.engine.worker import Net, Worker
@@ -156,10 +157,8 @@ class Engine:
             refuse_inexact(recipe)
         for phase in recipe:
             method, own = get_method(phase.method), phases.options_of(self, phase)
-            if self.plan.exact and own.transfer is not None:
-                raise UsageError(
-                    f"exact=True, and transfer={own.transfer} rounds gradients between ranks; leave it out"
-                )
+            if self.plan.exact and self.plan.K > 1:
+                refuse_inexact_options(own)
             usual_micro(self, method, own)
             if replicas > 1 and method.keeps_samples(own.kappa):
                 raise UsageError(

@@ -149,6 +149,17 @@ def settings(options: dict[str, Any]) -> Settings:
     return found
 
 
+def refuse_inexact_options(own: Settings) -> None:
+    """For exact=True: options that change plain training's gradients whatever the method."""
+    if own.transfer is not None:
+        raise UsageError(f"exact=True, and transfer={own.transfer} rounds gradients between ranks; leave it out")
+    if own.clip and own.clip_scope == "rank":
+        raise UsageError(
+            "exact=True, and clip_scope='rank' clips every stage by its own norm, which plain training does not; leave "
+            "it out"
+        )
+
+
 def asdict_shallow(given: Settings) -> dict[str, Any]:
     """Options by name, as `settings` takes them."""
     return {f.name: getattr(given, f.name) for f in fields(given)}

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("lpcompile")
 SAMPLES = 32  # of a micro-batch: enough for BatchNorm, and little beside check_every steps
 TAG = 101  # apart from the tags of training and evaluation
-FIRST_STEPS = 10  # whose mean loss is the one at the start
+FIRST_STEPS = 10  # whose mean loss, or the first one, is the one at the start
 LEARNT = 0.97  # share of the first loss below which a model has learnt something
 GAP = 0.7  # share of the model's loss below which the loss through λ tells another story
 STARVED = 1e-3  # a stage's gradient as a share of the one at the last boundary
@@ -70,9 +70,10 @@ def look_at_loss(engine: Engine) -> None:
 
 
 def first_loss(engine: Engine) -> dict[str, float]:
-    """The mean loss of the first steps, in the process that has it."""
+    """The mean loss of the first steps, in the process that has it; the very first one where the next ones are higher:
+    a run that diverges at once and ends at chance has not learnt by coming back from there."""
     found = [loss for w in engine.workers for loss in w.first_losses]
-    return {"first loss": sum(found) / len(found)} if found else {}
+    return {"first loss": min(found[0], sum(found) / len(found))} if found else {}
 
 
 def model_loss(engine: Engine) -> float | None:

@@ -76,6 +76,12 @@ def test_a_model_that_is_tied_to_its_batch_is_not_said_to_have_the_choice():
     assert choice(plan).endswith("runs at one batch size only and cannot be cut into micro-batches (see the notes)")
 
 
+def test_a_recipe_is_not_described_by_its_longest_phase_alone():
+    found = choice(replace(even_plan(2, "zbh2"), recipe="zbh2@0.6,stream"))
+    assert found.endswith("this is the longest phase of zbh2@0.6,stream, and predictions below are for it alone")
+    assert "can change its accuracy" not in found
+
+
 def test_the_sentence_stands_in_the_plan_and_survives_saving():
     plan = even_plan(3, "zbh2")
     assert Plan.from_json(plan.to_json()) == plan and f"\nmethod: {plan.choice}\n" in str(plan)

@@ -107,6 +107,8 @@ def test_exact_refuses_what_is_not():
         trainer.switch("stream")
     with pytest.raises(UsageError, match=r"transfer=torch.int8 rounds gradients between ranks"):
         program.trainer(F.cross_entropy, optimizer=sgd, transfer="int8")
+    with pytest.raises(UsageError, match=r"clip_scope='rank' clips every stage by its own norm"):
+        program.trainer(F.cross_entropy, optimizer=sgd, clip=1.0, clip_scope="rank")
     other = lpcompile.parallelize(model, 2, example_inputs=x, cost="flops", method="stream", gate=False)
     with pytest.raises(UsageError, match=words):
         lpcompile.parallelize(model, 2, example_inputs=x, plan=other.plan, exact=True)

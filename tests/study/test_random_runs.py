@@ -22,6 +22,9 @@ def test_the_verdict_names_a_default_that_lost_and_a_method_that_fails_in_silenc
     fine = [record(70.0), record(68.5, "auto", 2, name="default"), record(40.0, "penalty", 2)]
     assert verdict(fine) == []
     assert "3.0 points below" in verdict([record(70.0), record(67.0, "auto", 2, name="default")])[0]
+    few = [record(93.0), {**record(90.5, "auto", 2, name="default"), "tested": 359}]
+    assert verdict(few) == [] and "5.0 points below" in verdict([few[0], {**few[1], "accuracy": 88.0}])[0]
+    assert "2.5 points below" in verdict([few[0], {**few[1], "tested": 10_000}])[0]
     assert "says nothing" in verdict([record(70.0), record(10.0, "penalty", 2)])[0]
     assert verdict([record(70.0), record(10.0, "penalty", 2, said=["collapsed"])]) == []
     assert verdict([record(20.0), record(10.0, "penalty", 2)]) == []  # plain training learnt nothing either

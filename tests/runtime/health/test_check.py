@@ -142,6 +142,30 @@ def test_a_loop_of_ones_own_hears_that_the_loss_does_not_fall(method, caplog):
     assert caplog.text.count("step 100: the loss is") == 1 and caplog.text.count("the loss is") == 1
 
 
+@pytest.mark.parametrize("method", ["zbh2", "penalty"])
+def test_a_run_that_diverges_at_once_and_comes_back_to_chance_has_not_learnt(method, caplog):
+    """The first losses are 1.1, then many times that; later the model is at chance, below their mean."""
+
+    def jumps(parameters):
+        optimizer = torch.optim.SGD(parameters, 0.0)
+        starts = [p.detach().clone() for p in parameters]
+
+        def jump(*_):
+            at[0] += 1 / trainer.plan.K
+            with torch.no_grad():
+                for p, start in zip(parameters, starts, strict=True):
+                    p.copy_(start * (30.0 if at[0] < 10 else 1.0))
+
+        optimizer.register_step_post_hook(jump)
+        return optimizer
+
+    at = [0.0]
+    trainer = trainer_of(norm_mlp(), 2, data()[0][0], method, make=jumps, aux_optimizer=still, recouple=0, clip=0)
+    losses = [trainer.step(*data()[0])["loss"] for _ in range(100)]
+    assert max(losses[:10]) > 2 * losses[0] and losses[-1] == pytest.approx(losses[0], rel=0.05)
+    assert "step 100: the loss" in caplog.text and "at first" in caplog.text
+
+
 def test_a_model_that_learns_gets_no_warning(caplog):
     loader = [(x, (x[:, 0] > 0).long()) for x, _ in data(8)]
     trainer = trainer_of(norm_mlp(), 2, loader[0][0], "1f1b", make=sgd)
