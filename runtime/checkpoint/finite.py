@@ -17,7 +17,23 @@ if TYPE_CHECKING:
     from lpcompile.runtime.engine.engine import Engine
 
 
-def check(trainer: Engine, tensors: dict[str, Tensor], besides: str) -> None:
+REMEDY = "lower the learning rate, or clip gradients (clip=1)"
+STATISTICS = ("running_mean", "running_var")
+
+
+def known_at_start(trainer: Engine) -> set[str]:
+    """The tensors that are not finite before training, as a mask of -inf. Weights and statistics that are NaN are
+    refused, on all ranks."""
+    given = named.tensors(trainer)
+    found = not_finite(given.items())
+    free = {n for w in trainer.workers for n, _ in w.stage.module.named_buffers() if not n.endswith(STATISTICS)}
+    names = {n: n.removeprefix(named.MODEL) for n in found if n.startswith(named.MODEL)}
+    wrong = {n: given[n] for n, name in names.items() if name not in free and bool(given[n].isnan().any())}
+    check(trainer, wrong, "they were so before training", "load whole weights into the model")
+    return set(found)
+
+
+def check(trainer: Engine, tensors: dict[str, Tensor], besides: str, remedy: str = REMEDY) -> None:
     """Refuse state with infinite or undefined values, on all ranks, naming rank, tensor and step.
 
     Tensors that were so before training, as a mask of -inf, are the model's own business.
@@ -29,8 +45,7 @@ def check(trainer: Engine, tensors: dict[str, Tensor], besides: str) -> None:
         rank = trainer.first_rank + _rank_of(trainer, name)
         mine = (
             f"step {trainer.steps}, rank {rank}: {count} of {tensors[name].numel()} values of "
-            f"{name.removeprefix('model/')} are not finite; {besides}; lower the learning rate, or "
-            f"clip gradients (clip=1)"
+            f"{name.removeprefix('model/')} are not finite; {besides}; {remedy}"
         )
     found = exchange.gathered(mine, trainer.control) if trainer.distributed else [mine]
     wrong = next((text for text in found if text), None)

@@ -18,7 +18,7 @@ from lpcompile.core.method import hosts_of
 from lpcompile.core.schedule import Schedule
 from lpcompile.core.staleness import staleness
 from lpcompile.errors import UsageError
-from lpcompile.runtime.checkpoint import finite, named, state
+from lpcompile.runtime.checkpoint import finite, state
 from lpcompile.runtime.comm import handshake
 from lpcompile.runtime.comm.buffer import Buffers
 from lpcompile.runtime.comm.transport import Distributed, Local
@@ -126,7 +126,8 @@ class Engine:
             self.transport.headers.batches = self.workers[0].batches
             state.share_start(self)
             state.release_others(self)
-        self.infinite_at_start = set(finite.not_finite(named.tensors(self).items()))
+        self.infinite_at_start: set[str] = set()
+        self.infinite_at_start = finite.known_at_start(self)
         if trace:
             memory.reset_peak()
             for w in self.workers:

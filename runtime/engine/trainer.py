@@ -35,6 +35,7 @@ from lpcompile.runtime.engine.torch_compile import ensure_compiled
 from lpcompile.runtime.engine.worker import Net, Worker
 from lpcompile.runtime.health import check
 from lpcompile.runtime.health.verdict import verdict
+from lpcompile.runtime.launch import board
 from lpcompile.runtime.loop import evaluate as evaluation
 from lpcompile.runtime.loop.data import EMPTY, compare_data, length_of, set_epoch, share_random
 from lpcompile.runtime.loop.record import Record, Timing
@@ -232,9 +233,10 @@ class Trainer(Engine):
         taken; by default loss, and accuracy for classes.
         """
         self.flush()
-        return evaluation.evaluate(
-            self, loader, recalibrate=recalibrate, batches=batches, keep=keep, aux=aux, metrics=metrics
-        )
+        with board.away(self.steps, "evaluation"):
+            return evaluation.evaluate(
+                self, loader, recalibrate=recalibrate, batches=batches, keep=keep, aux=aux, metrics=metrics
+            )
 
     def recalibrate(self, loader: Iterable[Any], batches: int = evaluation.RECALIBRATION_BATCHES) -> None:
         """Recompute BatchNorm's running statistics on X, from training data: a decoupled method gathers them on λ."""

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from lpcompile.runtime.health.advice import advice
 from lpcompile.runtime.health.check import LEARNT, first_loss
+from lpcompile.runtime.health.collapse import INFINITE
 
 if TYPE_CHECKING:
     from lpcompile.runtime.engine.engine import Engine
@@ -43,8 +44,9 @@ def count_classes(counts: dict[int, int], target: Tensor) -> None:
 
 
 def verdict(engine: Engine, shown: dict[str, float]) -> str:
-    """A warning where the model ends at chance, else "". shown: figures of the model, by "test ..." and "train ...".
+    """A warning where the model ends at chance or gives values that are not finite, else "".
 
+    shown: figures of the model, by "test ..." and "train ...".
     All ranks call it; one process says it.
     """
     own = first_loss(engine)
@@ -55,9 +57,13 @@ def verdict(engine: Engine, shown: dict[str, float]) -> str:
         own |= {"accuracy": engine.chance.accuracy, "entropy": engine.chance.loss}
     seen = engine.gather(own)
     why = _why(shown, seen) if engine.steps >= MIN_STEPS else ""
-    if not why:
+    odd = next((name for name, value in shown.items() if not math.isfinite(value)), None)
+    if odd is not None:
+        text = f"after {engine.steps} steps the model's {odd} is {shown[odd]}, with weights that are finite; {INFINITE}"
+    elif why:
+        text = f"after {engine.steps} steps the model is at chance: {why}; {advice(engine.target, 'chance')}"
+    else:
         return ""
-    text = f"after {engine.steps} steps the model is at chance: {why}; {advice(engine.target, 'chance')}"
     if engine.main:
         log.warning(text)
     return text

@@ -140,7 +140,7 @@ class Overseer:
         if error is not None and hasattr(signal, "setitimer"):
             signal.signal(signal.SIGALRM, signal.SIG_DFL)
             signal.setitimer(signal.ITIMER_REAL, GRACE + SETTLE)
-        connected, self.over = not self.over, True
+        connected, self.over, doing = not self.over, True, self.board.read()
         if self.beating.acquire(timeout=GRACE):
             self.beating.release()
         self.board.note(ENDED if error is None else FAILED, "(at the end)")
@@ -148,14 +148,14 @@ class Overseer:
             with contextlib.suppress(Exception):
                 self.store.set(f"{PREFIX} {self.rank}", self.board.map[:])
         if error is not None:
-            self._exit(error)
+            self._exit(error, doing)
 
-    def _exit(self, error: BaseException) -> None:
+    def _exit(self, error: BaseException, doing: Doing) -> None:
         """End with the exit code of an exception, after all other exit functions; the first cause before its echoes."""
         failure = board.failure_of(error, self.rank)
         if failure.lost:
             with contextlib.suppress(Exception):  # the store may be gone
-                self.name_gone(failure.doing)
+                self.name_gone(doing)
             time.sleep(SETTLE)
         else:
             tell_torchrun(f"{type(error).__module__}.{type(error).__qualname__}: {error}")

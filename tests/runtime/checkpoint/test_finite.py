@@ -110,6 +110,23 @@ def test_a_loop_that_is_not_saved_does_not_end_well_with_them_either():
         t.fit(DATA[2:3])
 
 
+@pytest.mark.parametrize("name", ["6.weight", "3.norm.running_mean"])
+def test_weights_and_statistics_that_are_undefined_before_training_are_refused(name):
+    model = norm_mlp()
+    model.state_dict()[name].view(-1)[0] = torch.nan
+    with pytest.raises(
+        TrainingError, match=rf"step 0, .*values of {name} are not finite; they were so before .*; load"
+    ):
+        trainer(model)
+
+
+def test_finite_weights_that_give_no_finite_loss_are_not_passed_over_in_silence(caplog):
+    t = trainer(optimizer=lambda parameters: torch.optim.SGD(parameters, 1e30))
+    found = run(t, DATA[:1], 1, watch=LoopOptions(evaluate_every=1, train_batches=1))
+    assert "after 1 steps the model's train loss is nan, with weights that are finite; lower" in found.warning
+    assert found.warning in caplog.text
+
+
 def test_a_mask_of_infinities_is_the_models_own_business(tmp_path):
     t = trainer(Masked())
     t.step(*DATA[0])

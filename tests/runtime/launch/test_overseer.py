@@ -134,6 +134,19 @@ def test_a_process_with_an_exception_ends_although_its_destructors_do_not_and_te
     assert failure.message["message"] == "builtins.ValueError: an accident" and failure.timestamp <= time.time()
 
 
+def test_a_lost_connection_is_told_with_what_the_rank_did_then(overseer, capsys, monkeypatch):
+    ends = []
+    monkeypatch.setattr(overseers.os, "_exit", ends.append)
+    monkeypatch.setattr(overseers.time, "sleep", lambda _: None)
+    monkeypatch.setattr(overseers.atexit, "_run_exitfuncs", lambda: None)
+    monkeypatch.setattr(overseers.signal, "setitimer", lambda *_: None)
+    monkeypatch.setattr(overseers.signal, "signal", lambda *_: None)
+    other(overseer, ENDED, "(at the end)")
+    overseer.error = RuntimeError("Connection closed by peer")
+    overseer.end()
+    assert ends == [1] and "rank 1 (stage 1) ended, and others wait for it (step 3, instr" in capsys.readouterr().err
+
+
 def test_a_process_ends_only_when_its_heartbeat_has_left_the_store(overseer):
     """Python ends a thread that comes back from C++ during its shutdown, which C++ takes for a crash."""
     inside, go_on, over = threading.Event(), threading.Event(), []
