@@ -148,7 +148,7 @@ class Recorder(TorchFunctionMode):
             leaves, tree = flatten((args, kwargs))
             with _disable_current_modes(), self._observer:
                 stand_args, stand_kwargs = tree.unflatten([stand_in(t) for t in leaves])
-                out = self.shadow.model.get_submodule(path)(*stand_args, **stand_kwargs)
+                out = self.shadow.original_module(path)(*stand_args, **stand_kwargs)
             results, out_tree = flatten(out)
             grown = [fake_tensor(t.detach(), mode).requires_grad_(t.requires_grad) if t.is_floating_point()
                      else fake_tensor(t, mode) for t in results]  # fmt: skip
@@ -254,7 +254,8 @@ class Recorder(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         if self._paused:
             return func(*args, **kwargs)
-        if name == "_set_grad_enabled":
+        # Hooks of saved tensors run inside `apply`, where torch has gradients off: what they set is none of forward's.
+        if name == "_set_grad_enabled" and (torch.is_grad_enabled() or not self._grad):
             self._grad = bool(args[0])
         if name in VALUE_READS:
             return self._read(func, name, args, kwargs)
@@ -290,8 +291,8 @@ class Recorder(TorchFunctionMode):
             flag = self.writer.node_of(tensors[0])
             drawn = name in ("__bool__", "item") and flag is not None and is_drawn(flag)
             if drawn and flag is not None and self.branches is not None:
-                if name == "__bool__" or tensors[0].dtype == torch.bool:
-                    return self.branches.read(flag, self.trail.path)
+                if name == "__bool__" or tensors[0].dtype == torch.bool:  # an item is read where it is used
+                    return self.branches.read(flag, self.trail.path) if name == "__bool__" else tensors[0]
                 with self:
                     return self._ranges.same(tensors[0], tensors[0].reshape(()).double())  # what reads it is a branch
             reason = "what it does next depends on the values in a tensor (an if, a loop or a size): Python reads it"
