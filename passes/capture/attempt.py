@@ -173,11 +173,12 @@ class Attempt:
         if not self.watch_random:
             self.watch_random = True  # record once more to learn which module it was
             raise Again
-        if by_type_checks(recorder.drawing_files) and python_rng_state()[1:] == generators[1:]:
+        if by_type_checks(recorder.draw_lines) and python_rng_state()[1:] == generators[1:]:
             return
         reason = "forward draws from Python's or numpy's random generator"
         remedy = "draw from torch's generator (torch.rand, torch.bernoulli) and use the result as a tensor"
-        refusal = Unrecordable(recorder.random_path or "", reason, remedy=remedy)
+        source = next((line for line in recorder.draw_lines if not line.startswith("<")), "")
+        refusal = Unrecordable(recorder.random_path or "", reason, source, remedy)
         refusal.drawn = recorder.branches is None
         raise refusal
 

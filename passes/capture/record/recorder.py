@@ -56,7 +56,7 @@ class Recorder(TorchFunctionMode):
         self.graph, self.constants = self.writer.graph, self.writer.constants
         self.reads_training = self.reads_sizes = False
         self.watch_random, self.branches, self.choosers = watch_random, branches, choosers
-        self.drawing_files: list[str] = []  # whose code drew from Python's generator, if watched
+        self.draw_lines: list[str] = []  # lines that drew from Python's generators, if watched
         self.random_path: str | None = None  # the innermost module that drew from Python's generators
         self._held: dict[str, Snapshot] = {}  # attributes of the modules that stay whole, after their last call
         self._in_own_leaf = False  # inside a layer that is not of torch.nn
@@ -89,7 +89,7 @@ class Recorder(TorchFunctionMode):
             stack.enter_context(self._observer)
             stack.enter_context(self)
             if self.watch_random:
-                self.drawing_files = stack.enter_context(draws.draws_watched())
+                self.draw_lines = stack.enter_context(draws.draws_watched())
             out = call(self.shadow.root)
         if self.trail.refused is not None:
             raise self.trail.refused
