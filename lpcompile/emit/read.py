@@ -276,6 +276,8 @@ def _reassemble(
                 key = f"{path}.{field}" if path else field
                 registry[field] = _find(stages, key, rest.get(key))
     for path, first in aliases.items():
+        if any(p in aliases for p in _prefixes(path)):
+            continue  # it comes with the alias of its parent
         parent, _, name = path.rpartition(".")
         at(model, parent)._modules[name] = at(model, first)
     return model

@@ -11,7 +11,7 @@ from lpcompile.core.tables import uncertainty
 from lpcompile.errors import PlanError
 from lpcompile.passes.capture.captured import Captured
 from lpcompile.passes.graph.liveness import liveness
-from lpcompile.passes.split.cuts import cuts
+from lpcompile.passes.split.cuts import cuts, kind_of
 from lpcompile.passes.split.units import Unit
 from lpcompile.planning.arrange import plan_stages, terms_of
 from lpcompile.planning.options import Options
@@ -90,5 +90,5 @@ def _reason(captured: Captured, unit: Unit, width: int) -> str:
         notes = [n for n in captured._lp.notes if n.startswith(f"{path} is kept whole")]
         return notes[0] if notes else f"{path} is a single layer"
     inside = [c.reason for c in cuts(captured, max_width=width) if unit.first <= c.position < unit.last and c.reason]
-    reasons = Counter(reason.split("(")[0].strip() for reason in inside)
+    reasons = Counter(kind_of(reason) for reason in inside)
     return reasons.most_common(1)[0][0] if reasons else "it has no inner position"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from lpcompile.errors import PlanError
 from lpcompile.passes.capture.captured import Captured
 from lpcompile.passes.profile.flops import flops_profile
-from lpcompile.passes.split.cuts import cuts
+from lpcompile.passes.split.cuts import cuts, kind_of
 from lpcompile.passes.split.units import Unit, units
 from lpcompile.planning.options import Options
 
@@ -57,7 +57,7 @@ def too_many_stages(captured: Captured, K: int, most: int, options: Options) -> 
     reasons: dict[str, int] = {}
     for cut in positions:
         if not cut.legal:
-            key = cut.reason.split("(")[0].strip()
+            key = kind_of(cut.reason)
             reasons[key] = reasons.get(key, 0) + 1
     common = sorted(reasons, key=lambda r: -reasons[r])[:3]
     why = "; ".join(f"{reasons[r]} positions: {r}" for r in common) or "the model has no more steps"

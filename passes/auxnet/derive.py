@@ -109,7 +109,8 @@ def derive(
     except LpError:
         raise
     except Exception as error:
-        note = f"its stage cannot be made smaller ({type(error).__name__}: {error})"
+        text = " ".join(str(error).split())[:200]
+        note = f"its stage cannot be made smaller ({type(error).__name__}: {text})"
     try:
         return _adapter(stage, graph, budget, seed, init, batch_free, note, _last_layers if head else None, sums)
     except Exception as error:

@@ -51,7 +51,11 @@ def detached_copy(layer: nn.Module, memo: dict[int, Any] | None = None) -> nn.Mo
         for value in vars(module).values():
             if isinstance(value, torch.Tensor) and not value.is_leaf:
                 memo[id(value)] = value.detach().clone()
-    return copy.deepcopy(layer, memo)
+    copied = copy.deepcopy(layer, memo)
+    for parameter in copied.parameters():
+        if not parameter.is_leaf:  # a script's copies are results of a clone, which no optimizer takes
+            parameter.detach_().requires_grad_(True)
+    return copied
 
 
 def parameters_of(value: Any) -> Iterable[nn.Parameter]:

@@ -79,9 +79,12 @@ class Attempt:
         return self._finished(self._recorded(tensors, training, rebuild))
 
     def _switched(self, tensors: list[torch.Tensor], training: bool, rebuild: Rebuild) -> Recording:
+        recorders: list[Recorder] = []
+
         def recorded(answer: Callable[[int], bool]) -> tuple[Recorder, Tree, Branches]:
             branches = Branches(answer)
             recorder, tree = self._recorded(tensors, training, rebuild, branches)
+            recorders.append(recorder)
             return recorder, tree, branches
 
         ends = {outcome: recorded(lambda k, outcome=outcome: outcome) for outcome in (False, True)}  # type: ignore[misc]
@@ -89,20 +92,24 @@ class Attempt:
         full, bare = ends[outcome], ends[not outcome]
         if len(full[2].flags) != len(bare[2].flags):
             raise NotASwitch("the number of draws depends on what was drawn")
-        count = len(full[2].flags)
-        found = blocks(segments(full[0].graph, full[2]), segments(bare[0].graph, bare[2]), full[2].paths)
+        parts, rest = segments(full[0].graph, full[2]), segments(bare[0].graph, bare[2])
+        found = blocks(parts, rest, full[2].paths)
+        matters = [k for k, (mine, theirs) in enumerate(zip(parts, rest, strict=True), -1) if len(mine) > len(theirs)]
         if not self.kept_whole.issuperset(found):
             self.blocks.update(set(found) - self.kept_whole)
             self.kept_whole.update(found)
             raise Again
         merger = Merger(full[0].graph, full[2])
-        for odd in (0, 1) if count > 1 else (0,):
-            skipped = set(range(odd, count, 2))
+        for odd in (0, 1) if len(matters) > 1 else (0,):
+            skipped = set(matters[odd::2])
             some = recorded(lambda k, skipped=skipped: (k in skipped) != outcome)  # type: ignore[misc]
             merger.learn(some[0].graph, some[2], skipped)
-        merger.learn(bare[0].graph, bare[2], set(range(count)))
+        merger.learn(bare[0].graph, bare[2], set(matters))
         self.learned[training] = merger.learned(outcome)
         self.learned[training].apply(full[0].graph, full[2])
+        for each in recorders:  # `if keep[i] or not self.training` reads the flag where the layer is skipped
+            full[0].reads_training |= each.reads_training
+            full[0].reads_sizes |= each.reads_sizes
         return self._finished((full[0], full[1]))
 
     def _recorded(
@@ -166,11 +173,12 @@ class Attempt:
         if not self.watch_random:
             self.watch_random = True  # record once more to learn which module it was
             raise Again
-        if by_type_checks(recorder.drawing_files) and python_rng_state()[1:] == generators[1:]:
+        if by_type_checks(recorder.draw_lines) and python_rng_state()[1:] == generators[1:]:
             return
         reason = "forward draws from Python's or numpy's random generator"
         remedy = "draw from torch's generator (torch.rand, torch.bernoulli) and use the result as a tensor"
-        refusal = Unrecordable(recorder.random_path or "", reason, remedy=remedy)
+        source = next((line for line in recorder.draw_lines if not line.startswith("<")), "")
+        refusal = Unrecordable(recorder.random_path or "", reason, source, remedy)
         refusal.drawn = recorder.branches is None
         raise refusal
 

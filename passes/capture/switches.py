@@ -82,9 +82,7 @@ def blocks(full: list[list[fx.Node]], bare: list[list[fx.Node]], paths: list[str
         depth = 0
         while names and all(len(n) > depth and n[depth] == names[0][depth] for n in names):
             depth += 1
-        if not extra:
-            raise NotASwitch("nothing is skipped after a draw")
-        if len(parts) == len({n.meta["path"] for n in extra}) and depth > 0:
+        if extra and len(parts) == len({n.meta["path"] for n in extra}) and depth > 0:
             found.append(prefix + ".".join(names[0][:depth]))
     return found
 
@@ -147,7 +145,9 @@ class Merger:
     def learned(self, outcome: bool) -> Learned:
         """A layer runs where its flag is `outcome`."""
         pairs = tuple((self.order[a], self.order[b]) for a, b in self.instead.items())
-        return Learned(outcome, len(self.order), pairs, tuple(self.lengths[k] for k in range(len(self.lengths))))
+        return Learned(
+            outcome, len(self.order), pairs, tuple(self.lengths.get(k, 0) for k in range(len(self.parts) - 1))
+        )
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,7 @@ class Learned:
     outcome: bool
     size: int
     pairs: tuple[tuple[int, int], ...]
-    lengths: tuple[int, ...]
+    lengths: tuple[int, ...]  # 0 for a read after which both outcomes do the same
 
     def apply(self, graph: fx.Graph, branches: Branches) -> None:
         """Rewrite a recording in which all layers ran, in place."""
@@ -167,6 +167,8 @@ class Learned:
         instead = {nodes[a]: nodes[b] for a, b in self.pairs}
         parts = segments(graph, branches)[1:]
         for flag, part, length, path in zip(branches.flags, parts, self.lengths, branches.paths, strict=True):
+            if not length:  # it does the same either way, as `if keep[i] or not self.training` in evaluation
+                continue
             made = self._part(graph, flag, part[:length], instead, path)
             instead = {made.get(a, a): made.get(b, b) for a, b in instead.items()}
 

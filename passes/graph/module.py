@@ -138,7 +138,8 @@ def follow(stage: nn.Module, model: nn.Module) -> list[RegistryLink]:
     links: list[RegistryLink] = []
     for path, module in stage.named_modules(remove_duplicate=False):
         owner = _at(model, path)
-        if owner is not None and owner is not module:
+        plain = not isinstance(module, torch.jit.ScriptModule)  # a script keeps its tensors where Python has no entry
+        if owner is not None and owner is not module and plain:
             for kind in ("_parameters", "_buffers", "_modules"):
                 theirs = getattr(owner, kind)
                 links += [(getattr(module, kind), name, theirs) for name in getattr(module, kind) if name in theirs]

@@ -8,8 +8,7 @@ after layer1.1.conv1: no: 2 tensors are live (layer1_0_relu_1, layer1_1_conv1)
 
 from __future__ import annotations
 
-import itertools
-from collections import Counter
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
@@ -20,6 +19,7 @@ from lpcompile.errors import UsageError
 from lpcompile.passes.capture.captured import Captured
 from lpcompile.passes.graph.calls import Switched, read_attribute, switch
 from lpcompile.passes.graph.liveness import Liveness, liveness
+from lpcompile.passes.split.both_modes import in_both_modes
 
 MAX_INTEGERS = 2  # integer tensors beside the floats of a boundary
 
@@ -69,57 +69,9 @@ def cuts(captured: Captured, *, max_width: int = 1, tied: str = "replicate") -> 
     evaluate = liveness(graphs[False], model)
     training = liveness(graphs[True], model)
     others = _positions(evaluate, model, max_width, tied)
-    paired = []
-    # The same function may stand on different lines for the two modes, or be called more often before in one of them.
-    for lines, last in itertools.product((True, False), (False, True)):
-        train_roles, eval_roles = _roles(training, lines, last), _roles(evaluate, lines, last)
-        by_roles: dict[tuple[object, ...], Cut] = {}
-        for cut in others:
-            by_roles.setdefault(tuple(eval_roles[name] for name in cut.values), cut)
-        found = [_pair(cut, by_roles.get(tuple(train_roles[name] for name in cut.values))) for cut in train]
-        paired.append(_in_order(found))
-    return max(paired, key=lambda found: sum(c.legal for c in found))
-
-
-def _in_order(paired: list[Cut]) -> list[Cut]:
-    """Cuts whose counterparts in the evaluation graph come in the same order; the others are illegal."""
-    found, last = [], -1
-    for cut in paired:
-        if cut.legal and cut.eval_position <= last:
-            cut = replace(cut, reason="the evaluation graph has it in another order")
-        last = cut.eval_position if cut.legal else last
-        found.append(cut)
-    return found
-
-
-def _pair(cut: Cut, other: Cut | None) -> Cut:
-    """A cut of the training graph with its counterpart in the evaluation graph."""
-    if not cut.legal:
-        return cut
-    if other is None:
-        return replace(cut, reason="the evaluation graph has no such position")
-    if not other.legal:
-        return replace(cut, reason=f"in evaluation, {other.reason}")
-    return replace(cut, eval_position=other.position)
-
-
-def _roles(live: Liveness, lines: bool, last: bool) -> dict[str, tuple[object, ...]]:
-    """Identifies nodes across the two graphs, whose names are numbered differently: the n-th such call of a module, or
-    the n-th `last`.
-
-    With `lines`, functions are told apart by their source line too: dropout may add functions in training.
-    """
-    found: dict[str, tuple[object, ...]] = {}
-    times: Counter[tuple[object, ...]] = Counter()
-    for node in reversed(live.steps) if last else live.steps:
-        skippable = node.target is switch  # evaluation calls the layer itself
-        op, target = node.meta.get("unswitched", (node.op, node.target))
-        role: tuple[object, ...] = (op, node.meta["path"], str(target))
-        role = (*role, node.meta["source"]) if lines and node.op != "call_module" else role
-        role = ("call_module", node.meta["path"], node.meta["path"]) if skippable else role
-        times[role] += 1
-        found[node.name] = (*role, times[role])
-    return found
+    return in_both_modes(
+        (train, training, state_uses(training, model)), (others, evaluate, state_uses(evaluate, model))
+    )
 
 
 def _positions(live: Liveness, model: nn.Module, max_width: int, tied: str) -> list[Cut]:
@@ -160,6 +112,11 @@ def _illegal(values: list[fx.Node], max_width: int) -> str:
     if len(floats) > max_width or len(values) - len(floats) > MAX_INTEGERS:
         return f"{len(values)} tensors are live ({', '.join(v.name for v in values[:6])})"
     return ""
+
+
+def kind_of(reason: str) -> str:
+    """A reason without the names in brackets, to count those that are alike."""
+    return re.sub(r" \([^()]*\)", "", reason)
 
 
 def made_at(value: fx.Node) -> str:

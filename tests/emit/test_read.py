@@ -77,6 +77,44 @@ def test_load_gives_the_program_back(tmp_path: Path) -> None:
     assert answer.parts["flag"] is True
 
 
+class Listed(nn.Module):
+    """A block that holds its layers twice, by name and in a list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin = nn.Linear(4, 4)
+        self.all = nn.Sequential(self.lin, nn.ReLU())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = x + self.all(x)
+        return out
+
+
+class HoldsItsEncoder(nn.Module):
+    """A decoder that holds the encoder of its model: aliases below an alias."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = nn.Sequential(*[Listed() for _ in range(4)])
+        self.decoder = nn.Module()
+        self.decoder.encoder, self.decoder.last = self.encoder, nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.decoder.last(self.encoder(x))
+        return out
+
+
+def test_aliases_below_an_alias_are_read_back(tmp_path: Path) -> None:
+    model = HoldsItsEncoder()
+    program = parallelize(model, 2, example_inputs=torch.randn(4, 4), cost="flops")
+    program.emit(tmp_path / "program")
+    loaded = lpcompile.load(tmp_path / "program")
+    assert list(loaded.state_dict()) == list(model.state_dict())
+    assert loaded.module.decoder.encoder is loaded.module.encoder  # type: ignore[union-attr]
+    x = torch.randn(4, 4)
+    assert torch.equal(loaded(x), model(x))
+
+
 def test_a_loaded_program_says_what_it_cannot_do(tmp_path: Path) -> None:
     _, program, (args, kwargs) = odd_program()
     loaded = lpcompile.load(program.emit(tmp_path / "program"))

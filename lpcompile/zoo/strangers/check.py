@@ -98,8 +98,11 @@ def _steps(program: Program, inputs: Inputs) -> ZooRow:
         return torch.stack(terms).mean()
 
     args, kwargs = inputs
-    batch = program.captured._lp.signature.parameters.bind(*args, **kwargs).arguments
-    batch = pytree.tree_map(_doubled, dict(batch)) if program.plan.batch_free else batch
+    bound = program.captured._lp.signature.parameters.bind(*args, **kwargs)
+    batch = {**dict(bound.arguments), **kwargs}
+    for name in [n for n, p in bound.signature.parameters.items() if p.kind is p.VAR_KEYWORD]:
+        batch.pop(name, None)  # what it holds stands in `kwargs`
+    batch = pytree.tree_map(_doubled, batch) if program.plan.batch_free else batch
     for method in METHODS if program.plan.batch_free else WHOLE_METHODS:
         try:
             options: dict[str, Any] = {"micro": BATCH if get_method(method).pipeline else 1, "warmup": 0}

@@ -14,6 +14,8 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from lpcompile.passes.graph import own_generators
+
 # Functions of a generator that give one number, and the most arguments with which they do.
 DRAWS = {"random.random": 0, "random.uniform": 2, "random.gauss": 2, "random.randint": 2, "random.randrange": 3,
          "random.normalvariate": 2, "random.betavariate": 2, "random.expovariate": 1, "random.triangular": 3,
@@ -26,25 +28,38 @@ Chooser = tuple[dict[str, Any], str]  # the namespace of a function and its name
 
 @contextmanager
 def draws_watched() -> Iterator[list[str]]:
-    """Gathers the files whose code draws from Python's generator. Type checkers such as beartype do, to look at a part
-    of a long list: that is no chance of the model."""
-    files: list[str] = []
-    draws = {random.random, random.getrandbits}  # all others call one of them
+    """Gathers the lines that draw from Python's generators, as `file:line in function` (a profiler does not see
+    numpy's). Type checkers such as beartype do, to look at a part of a long list: that is no chance of the model."""
+    lines: list[str] = []
 
     def seen(frame: FrameType, event: str, function: Any) -> None:
-        if event == "c_call" and function in draws:
-            files.append(frame.f_code.co_filename)
+        if event == "c_call" and _draws(function):
+            at: FrameType | None = frame
+            while at is not None and _is_generators(at.f_code.co_filename):  # randint calls getrandbits
+                at = at.f_back
+            at = at or frame
+            lines.append(f"{at.f_code.co_filename}:{at.f_lineno} in {at.f_code.co_name}")
 
     before = sys.getprofile()
     sys.setprofile(seen)
     try:
-        yield files
+        yield lines
     finally:
         sys.setprofile(before)
 
 
-def by_type_checks(files: Sequence[str]) -> bool:
-    return bool(files) and all(file.startswith("<@beartype") for file in files)
+def _draws(function: Any) -> bool:
+    """Whether a builtin is one of the two that all functions of Python's generators call."""
+    owner = type(getattr(function, "__self__", None))
+    return issubclass(owner, random.Random) and function.__name__ in ("random", "getrandbits")
+
+
+def _is_generators(file: str) -> bool:
+    return file in (random.__file__, own_generators.__file__)
+
+
+def by_type_checks(lines: Sequence[str]) -> bool:
+    return bool(lines) and all(line.startswith("<@beartype") for line in lines)
 
 
 class DrawListener(Protocol):

@@ -56,7 +56,7 @@ class Recorder(TorchFunctionMode):
         self.graph, self.constants = self.writer.graph, self.writer.constants
         self.reads_training = self.reads_sizes = False
         self.watch_random, self.branches, self.choosers = watch_random, branches, choosers
-        self.drawing_files: list[str] = []  # whose code drew from Python's generator, if watched
+        self.draw_lines: list[str] = []  # lines that drew from Python's generators, if watched
         self.random_path: str | None = None  # the innermost module that drew from Python's generators
         self._held: dict[str, Snapshot] = {}  # attributes of the modules that stay whole, after their last call
         self._in_own_leaf = False  # inside a layer that is not of torch.nn
@@ -89,7 +89,7 @@ class Recorder(TorchFunctionMode):
             stack.enter_context(self._observer)
             stack.enter_context(self)
             if self.watch_random:
-                self.drawing_files = stack.enter_context(draws.draws_watched())
+                self.draw_lines = stack.enter_context(draws.draws_watched())
             out = call(self.shadow.root)
         if self.trail.refused is not None:
             raise self.trail.refused
@@ -148,7 +148,7 @@ class Recorder(TorchFunctionMode):
             leaves, tree = flatten((args, kwargs))
             with _disable_current_modes(), self._observer:
                 stand_args, stand_kwargs = tree.unflatten([stand_in(t) for t in leaves])
-                out = self.shadow.model.get_submodule(path)(*stand_args, **stand_kwargs)
+                out = self.shadow.original_module(path)(*stand_args, **stand_kwargs)
             results, out_tree = flatten(out)
             grown = [fake_tensor(t.detach(), mode).requires_grad_(t.requires_grad) if t.is_floating_point()
                      else fake_tensor(t, mode) for t in results]  # fmt: skip
@@ -254,7 +254,8 @@ class Recorder(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         if self._paused:
             return func(*args, **kwargs)
-        if name == "_set_grad_enabled":
+        # Hooks of saved tensors run inside `apply`, where torch has gradients off: what they set is none of forward's.
+        if name == "_set_grad_enabled" and (torch.is_grad_enabled() or not self._grad):
             self._grad = bool(args[0])
         if name in VALUE_READS:
             return self._read(func, name, args, kwargs)
@@ -290,8 +291,8 @@ class Recorder(TorchFunctionMode):
             flag = self.writer.node_of(tensors[0])
             drawn = name in ("__bool__", "item") and flag is not None and is_drawn(flag)
             if drawn and flag is not None and self.branches is not None:
-                if name == "__bool__" or tensors[0].dtype == torch.bool:
-                    return self.branches.read(flag, self.trail.path)
+                if name == "__bool__" or tensors[0].dtype == torch.bool:  # an item is read where it is used
+                    return self.branches.read(flag, self.trail.path) if name == "__bool__" else tensors[0]
                 with self:
                     return self._ranges.same(tensors[0], tensors[0].reshape(()).double())  # what reads it is a branch
             reason = "what it does next depends on the values in a tensor (an if, a loop or a size): Python reads it"

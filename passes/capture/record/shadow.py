@@ -58,6 +58,13 @@ class Shadow:
     def original(self, tensor: torch.Tensor) -> torch.Tensor:
         return self._originals.get(id(tensor), tensor)
 
+    def original_module(self, path: str) -> nn.Module:
+        """The model's own module, in the mode of its copy."""
+        module = self.model.get_submodule(path)
+        for own, copied in zip(module.modules(), self.root.get_submodule(path).modules(), strict=True):
+            own.__dict__["training"] = copied.__dict__["training"]  # `untouched` puts it back
+        return module
+
     def path_of(self, module: nn.Module) -> str | None:
         return self._paths.get(id(module))
 

@@ -72,6 +72,24 @@ def test_script_modules_are_layers_of_an_auxnet():
     assert one_step(program) > 0
 
 
+class Branch(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin = nn.Linear(8, 8)
+
+    def forward(self, x):
+        return x + torch.relu(self.lin(x))
+
+
+def test_a_traced_block_between_others_is_copied_with_weights_that_learn():
+    with pytest.warns(FutureWarning):
+        traced = [torch.jit.trace(Branch(), torch.randn(2, 8)) for _ in range(2)]
+    program = compiled(nn.Sequential(Branch(), traced[0], Branch(), traced[1], Branch(), Branch()), method="penalty",
+                       aux_budget=0.9)  # fmt: skip
+    assert program.plan.boundaries[0].aux.kind == "derived" and not program.plan.notes
+    assert one_step(program) > 0
+
+
 def test_a_plain_tensor_of_a_layer_is_copied():
     model = ReadsGroups()
     program = compiled(model, 2, method="penalty", aux_budget=1.0)

@@ -202,3 +202,34 @@ def test_a_list_of_another_length_is_refused_at_the_call():
             assert "layers returned" in str(error)
             refused += 1
     assert right + refused == 12 and refused
+
+
+class Router(nn.Module):
+    """Kept whole: it counts on data, and gives more places in training (mixture of experts)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin, self.drop = nn.Linear(4, 4), nn.Dropout(0.0)
+
+    def forward(self, x):
+        positive = int((x > 0).sum())
+        places = 3 if self.training and positive >= 0 else 2
+        return self.lin(x)[:, None].expand(-1, places, -1)
+
+
+class Routed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.router, self.last = Router(), nn.Linear(4, 4)
+
+    def forward(self, x):
+        places = self.router(x)
+        return self.last(places.reshape(x.shape[0] * places.shape[1], 4))
+
+
+def test_a_whole_module_gives_other_shapes_in_evaluation():
+    model, x = Routed(), torch.randn(4, 4)
+    program = lpcompile.parallelize(model, 2, example_inputs=x, cost="flops")
+    assert program.plan.gate == "bitwise"
+    assert any(note.startswith("router is kept whole") for note in program.plan.notes)
+    assert model.training and program.eval()(x).shape == (8, 4)

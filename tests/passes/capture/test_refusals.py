@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 import torch
 from torch import nn
@@ -42,6 +44,30 @@ def test_a_model_that_cannot_be_captured_names_line_reason_and_remedy():
     text = str(error.value)
     assert "test_refusals.py:" in text and "if x.sum() > 0:" in text
     assert "front_end='specialise'" in text and "concrete_args=" in text
+
+
+class Shuffles(nn.Module):
+    """Layers in an order that one of Python's generators draws."""
+
+    def __init__(self, order) -> None:
+        super().__init__()
+        self.layers, self.order = nn.ModuleList(nn.Linear(4, 4) for _ in range(3)), order
+
+    def forward(self, x):
+        for index in self.order():
+            x = torch.relu(self.layers[index](x))
+        return x
+
+
+def drawn_order():
+    return random.sample(range(3), 3)
+
+
+def test_a_draw_of_python_that_is_no_step_is_named_by_its_own_line():
+    with pytest.raises(CaptureError) as error:
+        lpcompile.capture(Shuffles(drawn_order), torch.ones(2, 4))
+    text = str(error.value)
+    assert "random generator" in text and "return random.sample(range(3), 3)" in text
 
 
 def test_specialise_freezes_the_branch_when_asked():

@@ -131,7 +131,40 @@ class TwoStreams(SkipsLayers):
         return self.last(a + b)
 
 
-@pytest.mark.parametrize("kind", [SkipsLayers, PicksLayers, ReadsNumbers, DrawsWithNumpy, DrawsIntegers])
+class ListsFlags(SkipsLayers):
+    """All flags are drawn before the first layer, in evaluation too, where nobody heeds them."""
+
+    def forward(self, x):
+        x = self.first(x)
+        keep = (torch.rand(len(self.layers)) > self.rate).tolist()
+        for i, (norm, branch) in enumerate(self.layers):
+            if keep[i] or not self.training:
+                x = branch(norm(x)) + x
+        return self.last(x)
+
+
+class Scales(SkipsLayers):
+    """What a layer adds is scaled in training alone, after the layer has returned its sum."""
+
+    def __init__(self, rate: float = 0.3) -> None:
+        super().__init__(rate=rate)
+        self.layers = nn.ModuleList(Layer(False) for _ in range(6))
+        self.first, self.last = nn.Linear(16, 16), nn.Linear(16, 4)
+
+    def forward(self, x):
+        x = self.first(x)
+        for layer in self.layers:
+            if not self.training:
+                x = layer(x)
+            elif random.random() >= self.rate:
+                x = x + (layer(x) - x) / (1 - self.rate)
+        return self.last(x)
+
+
+KINDS = [SkipsLayers, PicksLayers, ReadsNumbers, DrawsWithNumpy, DrawsIntegers, Scales]
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_part_of_forward_is_skipped_step_by_step(kind, tmp_path):
     torch.manual_seed(0)
     model, inputs = kind(rate=0.6), ((torch.randn(4, 16),), {})
@@ -147,6 +180,15 @@ def test_a_part_of_forward_is_skipped_step_by_step(kind, tmp_path):
     loaded = lpcompile.load(tmp_path / "program")
     for seed in range(3):
         assert differences(model, loaded, inputs, owner=loaded.module, seed=seed) == []
+
+
+def test_flags_that_are_drawn_before_all_layers_are_read_one_by_one():
+    torch.manual_seed(0)
+    model, inputs = ListsFlags(rate=0.6), ((torch.randn(4, 16),), {})
+    program = lpcompile.parallelize(model, 2, example_inputs=inputs[0], cost="flops")
+    assert not any("kept whole" in note for note in program.plan.notes)
+    for seed in range(8):
+        assert differences(model, program, inputs, seed=seed) == []
 
 
 def test_two_streams_may_be_one_tensor_where_layers_are_skipped():

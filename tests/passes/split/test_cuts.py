@@ -11,6 +11,7 @@ from lpcompile import models
 from lpcompile.errors import UsageError
 from lpcompile.passes.graph.dataflow import dataflow
 from lpcompile.passes.graph.liveness import liveness
+from lpcompile.passes.split.cuts import kind_of
 
 
 class Residual(nn.Module):
@@ -197,6 +198,13 @@ def test_integers_drawn_inside_forward_ride_beside_the_boundary():
             lambda out, y: out.square().mean(), optimizer=lambda ps: torch.optim.SGD(ps, 0.01), method=method
         )
         assert trainer.step(x, torch.zeros(4))["loss"] >= 0
+
+
+def test_reasons_that_are_alike_are_counted_without_their_names_and_keep_their_end():
+    assert kind_of("3 tensors are live (a, b, c)") == "3 tensors are live"
+    assert kind_of("the value of f.py:3 (module a) is int64[4]: a boundary needs a float tensor") == (
+        "the value of f.py:3 is int64[4]: a boundary needs a float tensor"
+    )
 
 
 def test_a_reason_gives_the_line_of_the_value():

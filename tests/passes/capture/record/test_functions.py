@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.utils.checkpoint
 from torch import nn
 
 import lpcompile
@@ -60,7 +61,30 @@ def product(x):
     return left * right
 
 
-@pytest.mark.parametrize("call", [rounded, lambda x: Round.apply(x), product, under_no_grad])
+class Saves(torch.autograd.Function):
+    """Keeps its input, so that the hooks of a checkpoint run while torch has gradients off."""
+
+    @staticmethod
+    def forward(x):
+        return x.sign()
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(inputs[0])
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * (ctx.saved_tensors[0].abs() < 1)
+
+
+sign = Saves.apply
+
+
+def under_checkpoint(x):
+    return torch.utils.checkpoint.checkpoint(lambda t: sign(sign(t * 2)), x, use_reentrant=False)
+
+
+@pytest.mark.parametrize("call", [rounded, lambda x: Round.apply(x), product, under_no_grad, under_checkpoint])
 def test_a_function_and_an_alias_of_its_apply_keep_their_gradient(call):
     model = nn.Sequential(*[Block(call) for _ in range(4)])
     program = lpcompile.parallelize(model, 4, example_inputs=torch.randn(4, 8), cost="flops")
