@@ -105,6 +105,17 @@ def test_tuned_options_are_timed_as_they_were_chosen(config, tmp_path, capsys, m
     assert [one.entry.options["lr"] in (0.05, 0.1) for one in timed if one.entry.name == "dgl"] == [True]
 
 
+def test_a_tuned_method_that_never_trains_says_why(config, tmp_path, capsys):
+    """Its list of values once reached the optimizer."""
+    file = tmp_path / "tiny.json"
+    methods = ["plain", {"name": "tuned", "method": "gpipe[micro=64]", "lr": [0.05, 0.1]}]
+    file.write_text(json.dumps({**json.loads(file.read_text()), "methods": methods}))
+    assert main(["study", config, "--out", str(tmp_path / "out")]) == 1
+    last = read(tmp_path / "out" / "runs.jsonl")[-1]
+    assert last["run"]["entry"]["options"] == {"lr": 0.05} and "micro" in last["error"] and "crash" not in last
+    assert "0, 1 failed" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("arguments", [["--times", "--table"], ["--networks", "vgg"], ["-K", "x"], ["--count", "3"]])
 def test_wrong_usage_ends_with_2(arguments, config, tmp_path, capsys):
     assert main(["study", config, "--out", str(tmp_path / "out"), *arguments]) == 2

@@ -72,3 +72,9 @@ def test_page_and_picture_show_every_method():
         assert f">{name}</text>" in image and f"{name}:" in whole
     assert "seconds of training" in whole and "commit abc" in whole
     assert "stream" not in svg_file(picture(rows, ["gpipe"]))
+
+
+def test_a_method_that_was_not_timed_does_not_hide_the_others_over_time():
+    rows = rows_of(small_study(), [timed("stream", 2, 50.0, 1.9)])
+    assert "seconds of training" in page(rows, small_study())
+    assert "seconds of training" not in page(rows_of(small_study()), small_study())
