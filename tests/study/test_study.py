@@ -9,11 +9,12 @@ from dataclasses import replace
 import pytest
 
 from lpcompile.cli.main import main
+from lpcompile.runtime.engine.trainer import Trainer
 from lpcompile.study import pool
 from lpcompile.study.data import decode
 from lpcompile.study.networks import Network
 from lpcompile.study.records import read
-from lpcompile.study.times import simulate_step, time_all, time_rank
+from lpcompile.study.times import simulate_step, time_all, time_rank, with_auxnets
 from lpcompile.study.train_run import train_run
 from tests.study.small_study import spec
 
@@ -155,6 +156,23 @@ def test_steps_are_timed_alone_and_simulated_for_more_stages():
     assert len(time_rank(tiny(), 3)) == 3
     found = simulate_step(tiny("penalty", 3), 3)
     assert found["rho"] == pytest.approx(found["plain"] / found["step"]) and found["step"] > 0
+
+
+def test_decoupled_steps_are_timed_without_their_warm_up_and_exact_ones_alone(monkeypatch):
+    ran = []
+    step = Trainer.step
+    monkeypatch.setattr(Trainer, "step", lambda self, *a: ran.append(step(self, *a)["method"]))
+    one = tiny("penalty", 2)
+    time_rank(one, 3)
+    decoupled, ran[:] = list(ran), []
+    time_rank(one, 3, exact=True)
+    assert set(decoupled) == {"penalty"} and set(ran) == {"warmup"}
+    assert with_auxnets(one) and not with_auxnets(tiny("stream", 2)) and not with_auxnets(tiny())
+
+
+def test_a_record_tells_its_share_of_exact_steps(digits):
+    found = train_run(replace(tiny("penalty", 2), images=320), "digits", digits)  # two warm-up steps of twenty
+    assert found["exact"] >= 0.1 and "exact" not in train_run(tiny("gpipe", 2), "digits", digits)
 
 
 def test_two_stages_are_timed_in_two_processes_and_only_once(tmp_path, monkeypatch):
