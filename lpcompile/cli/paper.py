@@ -59,9 +59,9 @@ def run(arguments: argparse.Namespace) -> int:
     runs = [key for key in keys if key not in DERIVED]
     if not runs:
         refuse_unread(arguments, "tables that need no training", reads=("out",))
-    for mode in ("times", "show"):
+    for mode, unread in (("times", ("jobs", "device")), ("show", ("jobs",))):
         if getattr(arguments, mode):
-            refuse_unread(arguments, f"--{mode}", unread=("jobs",))
+            refuse_unread(arguments, f"--{mode}", unread=unread)
     records.check_folder(out)
     if runs and arguments.show and not (out / records.RUNS).is_file():
         raise UsageError(f"{out} has no results; run the tables first, or give their --out")

@@ -165,7 +165,7 @@ def _tuned(study: Study, data: str, out: Path, jobs: int) -> list[RunSpec]:
     chosen = tuned(run_all(candidates, data, out, jobs))
     for (model, method, K), options in chosen.items():
         print(f"{model} {method} K={K}: {options} by validation accuracy", file=sys.stderr, flush=True)
-    return list(study.runs(chosen))
+    return [run.first_values() for run in study.runs(chosen)]
 
 
 def _show(found: list[dict[str, object]], out: Path) -> int:

@@ -6,6 +6,8 @@ import itertools
 from collections.abc import Sequence
 from pathlib import Path
 
+import torch
+
 from lpcompile.errors import UsageError
 from lpcompile.paper.experiments import ABLATION, Experiments, TableRow
 from lpcompile.paper.printed import BY_KEY
@@ -26,6 +28,7 @@ def run_tables(experiments: Experiments, keys: Sequence[str], folder: Path, jobs
     rows: dict[str, list[TableRow]] = {}
     for key in keys:
         rows.setdefault(experiments.of(key).data, []).extend(row for row in experiments.rows(key) if row.runs)
+    check_device(experiments.device, [row.runs[0].K for some in rows.values() for row in some])
     with records.locked(folder):
         for data, some in rows.items():
             if times:
@@ -34,6 +37,18 @@ def run_tables(experiments: Experiments, keys: Sequence[str], folder: Path, jobs
             decode(folder, data, experiments.scale.size, CLASSES)
             check_images(folder, data, experiments.scale)
             run_all(in_order(some), data, folder, jobs, run=train_run)
+
+
+def check_device(device: str, stages: Sequence[int]) -> None:
+    """Refuse a device that some rows cannot run on: each would be recorded as failed."""
+    if device not in ("cpu", "cuda"):
+        raise UsageError(f"--device {device} is neither cpu nor cuda")
+    have, need = torch.cuda.device_count(), max(stages, default=1)
+    if device == "cuda" and have < need:
+        raise UsageError(
+            f"--device cuda: these tables have rows of {need} stages, with a GPU each, and this machine has {have}; "
+            f"leave it out, or name tables of fewer stages"
+        )
 
 
 def check_images(folder: Path, data: str, scale: Scale) -> None:

@@ -148,13 +148,13 @@ def _decoupled(
 
 
 def _plain(spec: RunSpec, model: nn.Module, stream: Iterator[Batch], steps: int, shown: list[Pair]) -> list[Any]:
-    make = factories(spec, spec.epochs * steps)
-    optimizer = make["optimizer"](list(model.parameters()))
+    make, device = factories(spec, spec.epochs * steps), torch.device(spec.entry.options.get("device", "cpu"))
+    optimizer = make["optimizer"](list(model.to(device).parameters()))
     scheduler = make["scheduler"](optimizer)
     curve = []
     for epoch in range(spec.epochs):
         for x, y, _ in islice(stream, steps):
-            torch.autograd.backward(loss_fn(model(x), y))
+            torch.autograd.backward(loss_fn(model(x.to(device)), y.to(device)))
             optimizer.step()
             optimizer.zero_grad()
             scheduler.step()

@@ -92,6 +92,11 @@ class RunSpec:
         """The same for the same run, wherever its data lie."""
         return hashlib.sha256(json.dumps(self.to_json(), sort_keys=True).encode()).hexdigest()[:16]
 
+    def first_values(self) -> RunSpec:
+        """With the first value of every option that no candidate could choose: the run says why, as they did."""
+        options = {name: v[0] if isinstance(v, list) else v for name, v in self.entry.options.items()}
+        return replace(self, entry=replace(self.entry, options=options))
+
     def __str__(self) -> str:
         where = "" if self.entry.alone else f" K={self.K}"
         return f"{self.network.name} {self.entry.name}{where} seed {self.seed}"

@@ -31,11 +31,12 @@ def evaluation_batches(pair: Pair) -> list[Pair]:
 
 @torch.no_grad()
 def evaluate(model: nn.Module, pair: Pair) -> dict[str, float]:
-    """Means over all samples, in evaluation mode."""
+    """Means over all samples, in evaluation mode, on the model's device."""
     model.eval()
+    device = next(model.parameters()).device
     total: dict[str, float] = {}
     for x, y in evaluation_batches(pair):
-        for name, value in figures(model(x), y).items():
+        for name, value in figures(model(x.to(device)), y.to(device)).items():
             total[name] = total.get(name, 0.0) + float(value) * len(y) / len(pair[1])
     model.train()
     return total

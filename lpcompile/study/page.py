@@ -23,7 +23,8 @@ def page(rows: Sequence[StudyRow], found: Sequence[Mapping[str, Any]]) -> str:
         figures = [frontier(of, model)] if any(row.rho and not row.plain for row in of) else []
         for K in sorted({row.K for row in of if not row.plain}):
             shown = [row for row in of if row.plain or row.K == K]
-            figures += [over_epochs(shown, K), *([over_time(shown, K)] if all(row.step for row in shown) else [])]
+            timed = [row for row in shown if row.step]
+            figures += [over_epochs(shown, K), *([over_time(timed, K)] if len(timed) > 1 else [])]
         parts.append(f'<h2>{escape(model)}</h2>\n<div class="charts">{"".join(map(svg, figures))}</div>')
     taken = table(ANSWER_HEADERS, [_plain_cells(line) for line in answers(rows)])
     headers = ["model", "K", "method", "accuracy, %", "over plain", "ρ", "seeds", "said"]

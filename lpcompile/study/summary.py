@@ -121,7 +121,9 @@ def _add_cost(row: StudyRow, record: Mapping[str, Any], timed: Mapping[str, Any]
     row.memory, row.sent, row.late = simulated.get("memory"), simulated.get("sent"), simulated.get("late", 0.0)
     row.micro = record.get("micro")
     if timed is not None:
-        row.rho, row.kind, row.step = timed["rho"], timed["kind"], timed["step"]
+        share, exact = record.get("exact", 0.0), timed.get("exact step", timed["step"])
+        row.step = (1 - share) * timed["step"] + share * exact  # of the last seed's run, warm-up and all
+        row.rho, row.kind = timed["plain"] / row.step if share else timed["rho"], timed["kind"]
     elif row.plain:
         row.rho = 1.0
     elif "rho" in simulated:

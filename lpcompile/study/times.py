@@ -24,6 +24,7 @@ from torch import nn
 from lpcompile.errors import LpError
 from lpcompile.runtime.comm import exchange
 from lpcompile.runtime.launch import launch
+from lpcompile.runtime.methods import get_method
 from lpcompile.runtime.methods.recipe import recipe_of
 from lpcompile.simulate.device_spec import THIS_MACHINE
 from lpcompile.simulate.outlook import outlook_row
@@ -35,6 +36,8 @@ from lpcompile.study.train_run import compiled, factories, trainer_of
 from lpcompile.training.measures import machine
 
 WARM_UP, STEPS = 4, 20
+DECOUPLED: dict[str, Any] = {"warmup": 0, "recouple": 0.0, "collapse": "warn"}
+EXACT: dict[str, Any] = {"warmup": 10**6, "warmup_violation": 0.0, "collapse": "warn"}
 MEASURED, SIMULATED = "measured", "simulated"
 
 
@@ -76,8 +79,8 @@ def _timed(spec: RunSpec, steps: int, cores: int, timeout: float) -> dict[str, A
     method = spec.entry.method
     several = method not in (PLAIN, DDP) and len(recipe_of(method)) > 1
 
-    def run(function: Callable[..., Any], one: RunSpec, world: int) -> Any:
-        return launch.launch(function, (one, steps), world=world, K=world, timeout=timeout)
+    def run(function: Callable[..., Any], one: RunSpec, world: int, *more: Any) -> Any:
+        return launch.launch(function, (one, steps, *more), world=world, K=world, timeout=timeout)
 
     try:
         if method == DDP and spec.K > cores:
@@ -87,16 +90,33 @@ def _timed(spec: RunSpec, steps: int, cores: int, timeout: float) -> dict[str, A
         plain = replace(spec, entry=Entry(PLAIN, PLAIN), K=1)
         before = run(time_rank, plain, 1)
         mine = before if spec.entry.alone else run(time_rank, spec, spec.K)
+        warm = run(time_rank, spec, spec.K, True) if with_auxnets(spec) else []
         after = before if spec.entry.alone else run(time_rank, plain, 1)
     except LpError as error:
         return {"why": str(error).splitlines()[0]}
     low, middle, high = statistics.quantiles(mine, n=4) if len(mine) > 1 else mine * 3
     serial = statistics.mean([statistics.median(before), statistics.median(after)])
-    return {"kind": MEASURED, "step": middle, "low": low, "high": high, "plain": serial, "rho": serial / middle}
+    beside = {"exact step": statistics.median(warm)} if warm else {}
+    return {
+        **beside,
+        "kind": MEASURED,
+        "step": middle,
+        "low": low,
+        "high": high,
+        "plain": serial,
+        "rho": serial / middle,
+    }
 
 
-def time_rank(spec: RunSpec, steps: int) -> list[float]:
-    """One rank of a method: ms of each step, from all ranks' end of one to all ranks' end of the next."""
+def with_auxnets(spec: RunSpec) -> bool:
+    """Whether exact steps come before and between those of the method."""
+    method = spec.entry.method
+    return method not in (PLAIN, DDP) and get_method(recipe_of(method)[0].method).aux == "auxnet"
+
+
+def time_rank(spec: RunSpec, steps: int, exact: bool = False) -> list[float]:
+    """One rank of a method: ms of each step, from all ranks' end of one to all ranks' end of the next. Of a method with
+    AuxNets the decoupled steps, or the exact ones that come before and between them."""
     torch.manual_seed(spec.seed)
     model = build(spec.network, spec.size)
     x = example(spec.network, spec.size, spec.network.batch)
@@ -106,7 +126,8 @@ def time_rank(spec: RunSpec, steps: int) -> list[float]:
     if spec.entry.method in (PLAIN, DDP):
         step = _plain_step(spec, model, x, y)
     else:
-        trainer = trainer_of(spec, compiled(spec, model, cost="measured", threads=1, cache=False))
+        own = (EXACT if exact else DECOUPLED) if with_auxnets(spec) else {}
+        trainer = trainer_of(spec, compiled(spec, model, cost="measured", threads=1, cache=False), **own)
         control = trainer.control
         index = torch.arange(len(x))
 

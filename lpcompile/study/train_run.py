@@ -13,6 +13,8 @@ from torch import nn
 from lpcompile.compile import parallelize
 from lpcompile.program import Program
 from lpcompile.runtime.engine.trainer import Trainer
+from lpcompile.runtime.methods import get_method
+from lpcompile.runtime.methods.recipe import recipe_of
 from lpcompile.simulate.outlook import outlook_row
 from lpcompile.simulate.step import default_device
 from lpcompile.simulate.whole_run import whole_run
@@ -88,13 +90,14 @@ def compiled(spec: RunSpec, model: nn.Module, cost: str = "flops", **more: Any) 
     )
 
 
-def trainer_of(spec: RunSpec, program: Program) -> Trainer:
+def trainer_of(spec: RunSpec, program: Program, **settings: Any) -> Trainer:
     return program.trainer(
         loss_fn,
         total_steps=spec.steps,
         autocast=_dtype(spec.network),
         micro=spec.entry.options.get("micro"),
         **factories(spec),
+        **settings,
     )
 
 
@@ -122,14 +125,18 @@ def simulated(program: Program) -> dict[str, float]:
 
 
 def _by_trainer(spec: RunSpec, trainer: Trainer, stream: Iterator[Pair], held: Pair) -> dict[str, Any]:
-    curve, metrics = list[list[float]](), dict[str, Any]()
+    curve, metrics, exact = list[list[float]](), dict[str, Any](), 0
     for epoch in range(spec.epochs):
         for x, y in islice(stream, spec.per_epoch):
             metrics = trainer.step(x, y)
+            exact += get_method(metrics["method"]).exact
         found = trainer.evaluate(evaluation_batches(held), metrics=figures)
         curve.append([epoch + 1, round(100 * found["accuracy"], 2)])
     violations = [value for name, value in metrics.items() if name.startswith("violation ")]
     known: dict[str, Any] = {"violation": round(max(violations), 5)} if violations else {}
+    recipe = recipe_of(spec.entry.method)
+    if exact and len(recipe) == 1 and not get_method(recipe[0].method).exact:  # before and between decoupled ones
+        known["exact"] = round(exact / spec.steps, 4)
     if metrics.get("exact steps"):
         known["exact_steps"] = metrics["exact steps"]
     return {"curve": curve, **known}

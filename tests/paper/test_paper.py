@@ -240,6 +240,25 @@ def test_fewer_images_than_the_scale_takes_are_refused(tmp_path: Path, capsys: p
     assert not (tmp_path / "out" / "runs.jsonl").exists()
 
 
+def test_a_device_that_is_not_there_is_refused_before_anything_is_recorded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Decoupled rows were recorded as failed, and BP as run on a GPU."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    for given, said in (("cuda", "rows of 3 stages, with a GPU each, and this machine has 2"), ("gpu", "neither cpu")):
+        assert main(["paper", "4", "--device", given, "--out", str(tmp_path / "out")]) == 2
+        assert said in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+    assert main(["paper", "6", "--times", "--device", "cuda", "--out", str(tmp_path / "out")]) == 2
+
+
+def test_bp_trains_on_the_device_that_is_asked_for(digits: Path) -> None:
+    """On the meta device, for want of another: no figure can be read there."""
+    of = Experiments(replace(MINUTES, size=8, images=32, batch=16, width=2, evaluated=16, curve=16), "digits", "meta")
+    spec = of.rows("4")[0].runs[0]
+    assert "meta tensors" in train_run(spec, "digits", digits)["error"]
+
+
 def test_showing_what_was_never_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["paper", "4", "--show", "--out", str(tmp_path / "typo")]) == 2
     assert "typo has no results; run the tables first" in capsys.readouterr().err

@@ -9,11 +9,12 @@ from dataclasses import replace
 import pytest
 
 from lpcompile.cli.main import main
+from lpcompile.runtime.engine.trainer import Trainer
 from lpcompile.study import pool
 from lpcompile.study.data import decode
 from lpcompile.study.networks import Network
 from lpcompile.study.records import read
-from lpcompile.study.times import simulate_step, time_all, time_rank
+from lpcompile.study.times import simulate_step, time_all, time_rank, with_auxnets
 from lpcompile.study.train_run import train_run
 from tests.study.small_study import spec
 
@@ -105,6 +106,17 @@ def test_tuned_options_are_timed_as_they_were_chosen(config, tmp_path, capsys, m
     assert [one.entry.options["lr"] in (0.05, 0.1) for one in timed if one.entry.name == "dgl"] == [True]
 
 
+def test_a_tuned_method_that_never_trains_says_why(config, tmp_path, capsys):
+    """Its list of values once reached the optimizer."""
+    file = tmp_path / "tiny.json"
+    methods = ["plain", {"name": "tuned", "method": "gpipe[micro=64]", "lr": [0.05, 0.1]}]
+    file.write_text(json.dumps({**json.loads(file.read_text()), "methods": methods}))
+    assert main(["study", config, "--out", str(tmp_path / "out")]) == 1
+    last = read(tmp_path / "out" / "runs.jsonl")[-1]
+    assert last["run"]["entry"]["options"] == {"lr": 0.05} and "micro" in last["error"] and "crash" not in last
+    assert "0, 1 failed" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("arguments", [["--times", "--table"], ["--networks", "vgg"], ["-K", "x"], ["--count", "3"]])
 def test_wrong_usage_ends_with_2(arguments, config, tmp_path, capsys):
     assert main(["study", config, "--out", str(tmp_path / "out"), *arguments]) == 2
@@ -144,6 +156,23 @@ def test_steps_are_timed_alone_and_simulated_for_more_stages():
     assert len(time_rank(tiny(), 3)) == 3
     found = simulate_step(tiny("penalty", 3), 3)
     assert found["rho"] == pytest.approx(found["plain"] / found["step"]) and found["step"] > 0
+
+
+def test_decoupled_steps_are_timed_without_their_warm_up_and_exact_ones_alone(monkeypatch):
+    ran = []
+    step = Trainer.step
+    monkeypatch.setattr(Trainer, "step", lambda self, *a: ran.append(step(self, *a)["method"]))
+    one = tiny("penalty", 2)
+    time_rank(one, 3)
+    decoupled, ran[:] = list(ran), []
+    time_rank(one, 3, exact=True)
+    assert set(decoupled) == {"penalty"} and set(ran) == {"warmup"}
+    assert with_auxnets(one) and not with_auxnets(tiny("stream", 2)) and not with_auxnets(tiny())
+
+
+def test_a_record_tells_its_share_of_exact_steps(digits):
+    found = train_run(replace(tiny("penalty", 2), images=320), "digits", digits)  # two warm-up steps of twenty
+    assert found["exact"] >= 0.1 and "exact" not in train_run(tiny("gpipe", 2), "digits", digits)
 
 
 def test_two_stages_are_timed_in_two_processes_and_only_once(tmp_path, monkeypatch):

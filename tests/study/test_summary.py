@@ -72,3 +72,18 @@ def test_page_and_picture_show_every_method():
         assert f">{name}</text>" in image and f"{name}:" in whole
     assert "seconds of training" in whole and "commit abc" in whole
     assert "stream" not in svg_file(picture(rows, ["gpipe"]))
+
+
+def test_a_method_that_was_not_timed_does_not_hide_the_others_over_time():
+    rows = rows_of(small_study(), [timed("stream", 2, 50.0, 1.9)])
+    assert "seconds of training" in page(rows, small_study())
+    assert "seconds of training" not in page(rows_of(small_study()), small_study())
+
+
+def test_exact_steps_before_and_between_decoupled_ones_count_in_the_speedup():
+    """A warm-up of a tenth of a run was as long as all steps that were timed, and counted for the whole run."""
+    times = [{**timed("penalty", 2, 50.0, 1.8), "exact step": 70.0}]
+    found = [record(70.0), {**record(60.0, "penalty", 2), "exact": 0.25}]
+    penalty = rows_of(found, times)[1]
+    assert penalty.step == pytest.approx(55.0) and penalty.rho == pytest.approx(90.0 / 55.0)
+    assert rows_of([record(70.0), record(60.0, "penalty", 2)], times)[1].rho == 1.8
