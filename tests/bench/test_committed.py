@@ -47,7 +47,9 @@ def narrow(text: str) -> str:
 
 def block(of: Records) -> str:
     """Every record: its command, commit and machine, its tables, and which targets it reaches."""
-    return "".join(f"\n{narrow(one)}\n" for found in of.values() for one in (*tables(found), *judged(found))) + "\n"
+    head = "Records, each with its machine, commit and command, and the targets that it reaches:"
+    every = [narrow(one) for found in of.values() for one in (*tables(found), *judged(found))]
+    return "".join(f"\n{one}\n" for one in ([head] if every else []) + every) + "\n"
 
 
 def judged(found: Bench) -> list[str]:
