@@ -65,11 +65,15 @@ def _model_help() -> str:
 
 
 def _contenders_help() -> str:
-    from lpcompile.bench.contenders.ways import CONTENDERS, PLAIN
+    from lpcompile.bench.contenders.ways import CONTENDERS, OVER_LINKS, PLAIN
     from lpcompile.runtime.methods import METHODS
 
     others = ", ".join(name for name in CONTENDERS if name not in (PLAIN, *METHODS))
-    return f"who runs besides plain training: {others}, and methods as in train (default all)"
+    return (
+        f"who runs besides plain training: {others}, and methods as in train (default all; with --hosts "
+        f"{', '.join(OVER_LINKS[1:])}); NAME+bf16 and NAME+int8 have messages of that form, stream+slack one more "
+        f"micro-batch in flight"
+    )
 
 
 def unread_by(contenders: Sequence[str]) -> list[str]:
