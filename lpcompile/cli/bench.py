@@ -35,7 +35,7 @@ def add_arguments(parser: Parser) -> None:
     add("device", help="cpu (default) or cuda, one GPU a rank")
     add("channels_last", help="weights and images that way, for all contenders")
     add("compile", help="torch.compile of models and stages, for all contenders; first steps then take minutes")
-    add("transfer", help="boundaries of our methods and DDP's gradients travel as bfloat16")
+    add("transfer", help="boundaries of our methods travel so, and DDP's gradients as bfloat16")
     add("aux_dtype", help="AuxNets of our methods compute in bfloat16; all else stays as it is")
     add("init", help="how AuxNets start, as in train, and so how small they can be (default: consistent where the "
         "model is known to be fresh, else copy)")  # fmt: skip
