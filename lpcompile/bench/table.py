@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from lpcompile.bench.contenders.ways import DDP, FSDP, LIMIT, PLAIN, THREADS, TORCH, base
 from lpcompile.bench.quiet import BUSY
@@ -13,6 +12,7 @@ from lpcompile.bench.to_accuracy import HEADERS, accuracy_cells, accuracy_title
 from lpcompile.core.tables import size
 from lpcompile.draw.markdown import NO_VALUE, markdown, shortened, without_empty
 from lpcompile.runtime.methods import get_method
+from lpcompile.training.measures import on
 
 PARTS = ("forward", "backward", "aux", "optimizer", "transfer", "python", "wait")
 FAMILIES = ("plain", "data parallel", "torch's pipelines", "exact", "delayed", "decoupled")
@@ -67,14 +67,6 @@ def headline(found: Bench) -> str:
            *([f"AuxNets that start {r.init}"] if r.init else [])]  # fmt: skip
     steps = min((row.steps for row in found.rows if row.step), default=r.steps)  # fewer after Ctrl-C
     return f"{r.model}: K = {r.K}, batch {r.batch}, {', '.join(how)}, {steps} steps of each in turn; {on(machine)}"
-
-
-def on(machine: dict[str, Any]) -> str:
-    """The machine, the commit and the command, as far as they are known."""
-    parts = [f"torch {machine['torch']}", f"{machine['cores']} cores", machine.get("cpu"), machine["date"],
-             machine.get("commit") and f"commit {machine['commit']}"]  # fmt: skip
-    text = ", ".join(filter(None, parts))
-    return f"{text}\n\n    {machine['command']}" if machine.get("command") else text
 
 
 def link_headline(one: LinkResults) -> str:

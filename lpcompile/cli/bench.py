@@ -35,7 +35,7 @@ def add_arguments(parser: Parser) -> None:
     add("device", help="cpu (default) or cuda, one GPU a rank")
     add("channels_last", help="weights and images that way, for all contenders")
     add("compile", help="torch.compile of models and stages, for all contenders; first steps then take minutes")
-    add("transfer", help="boundaries of our methods and DDP's gradients travel as bfloat16")
+    add("transfer", help="boundaries of our methods travel so, and DDP's gradients as bfloat16")
     add("aux_dtype", help="AuxNets of our methods compute in bfloat16; all else stays as it is")
     add("init", help="how AuxNets start, as in train, and so how small they can be (default: consistent where the "
         "model is known to be fresh, else copy)")  # fmt: skip
@@ -65,11 +65,15 @@ def _model_help() -> str:
 
 
 def _contenders_help() -> str:
-    from lpcompile.bench.contenders.ways import CONTENDERS, PLAIN
+    from lpcompile.bench.contenders.ways import CONTENDERS, OVER_LINKS, PLAIN
     from lpcompile.runtime.methods import METHODS
 
     others = ", ".join(name for name in CONTENDERS if name not in (PLAIN, *METHODS))
-    return f"who runs besides plain training: {others}, and methods as in train (default all)"
+    return (
+        f"who runs besides plain training: {others}, and methods as in train (default all; with --hosts "
+        f"{', '.join(OVER_LINKS[1:])}); NAME+bf16 and NAME+int8 have messages of that form, stream+slack one more "
+        f"micro-batch in flight"
+    )
 
 
 def unread_by(contenders: Sequence[str]) -> list[str]:

@@ -90,6 +90,8 @@ def add_arguments(parser: Parser) -> None:
     add("init", help="how AuxNets start; consistent sets dropped residual branches of the model to zero (default for "
         "built-in, torchvision, timm and hf models, which are fresh; else copy)")  # fmt: skip
     add("cost", help="where the plan's costs come from (default measured)")
+    add("link", metavar="measure|RATE", help="plan for the link between ranks, as it is before training or of a rate "
+        "such as 100mbit: stages are then cut where messages are small (default: messages cost nothing)")  # fmt: skip
     add("plan", metavar="FILE", help="follow a saved plan")
     for name in ("size", "input", "seed", "device"):
         add(name)
@@ -193,9 +195,9 @@ def _check(arguments: argparse.Namespace, job: Job) -> None:
     from lpcompile.runtime.methods import get_method
 
     if job.K == 1:
-        refuse_unread(arguments, "-K 1, which is plain training", unread=NEEDED_TRAITS)
+        refuse_unread(arguments, "-K 1, which is plain training", unread=(*NEEDED_TRAITS, "link"))
     if job.plan is not None:
-        refuse_unread(arguments, "--plan", unread=("cost", "aux", "aux_budget", "aux_dtype", "init"))
+        refuse_unread(arguments, "--plan", unread=("cost", "link", "aux", "aux_budget", "aux_dtype", "init"))
     if job.auxnet is not None:
         refuse_unread(arguments, f"--auxnet {job.auxnet}", unread=("aux", "aux_budget", "init"))
     methods = [get_method(phase.method) for phase in job.recipe]

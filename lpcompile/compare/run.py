@@ -20,7 +20,7 @@ from lpcompile.errors import LpError
 from lpcompile.runtime.launch import launch
 from lpcompile.runtime.methods import ScheduleOptions, get_method
 from lpcompile.runtime.methods.recipe import main_phase, recipe_of
-from lpcompile.training.measures import machine, reason
+from lpcompile.training.measures import command, machine, reason
 
 DEFAULT_TARGET_SHARE = 0.95  # of plain training's last accuracy
 SERIAL = "serial"  # the row of plain training
@@ -33,7 +33,7 @@ def compare(found: Comparison, keep: Callable[[], None] = lambda: None) -> None:
     request.check()
     augment = not any(request.job(method).stores_samples for method in request.methods)
     count = len(request.methods)
-    found.machine = machine()
+    found.machine = {**machine(), "command": command()}
 
     def alone(function: Callable[[TrainingRun], Any], label: str) -> Any:
         spec = TrainingRun(request.job("bp"), label, augment)

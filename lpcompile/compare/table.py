@@ -9,6 +9,7 @@ from lpcompile.compare.results import Comparison, MethodRow
 from lpcompile.compare.run import DEFAULT_TARGET_SHARE, MIN_MARKED_STAGES
 from lpcompile.core.tables import size
 from lpcompile.draw.markdown import NO_VALUE, markdown, shortened, without_empty
+from lpcompile.training.measures import on
 
 MAX_UNTOLD_LOSS = 0.05  # share of the time that a core may work for others without a note
 
@@ -26,11 +27,11 @@ def text(found: Comparison) -> str:
 
 
 def headline(found: Comparison) -> str:
-    r, machine = found.request, found.machine
+    r = found.request
     samples = round(found.serial.rate * found.serial.epoch) if found.serial else 0
     return (
         f"{r.model} on {r.data}: K = {r.K}, {r.epochs} epochs of {samples:,} samples, batch {r.batch}, {r.optimizer} "
-        f"with lr {r.lr:g}, seed {r.seed}; torch {machine['torch']}, {machine['cores']} cores, {machine['date']}"
+        f"with lr {r.lr:g}, seed {r.seed}; {on(found.machine)}"
     )
 
 

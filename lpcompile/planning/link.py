@@ -7,8 +7,14 @@ from lpcompile.passes.partition.evaluate import Link
 from lpcompile.runtime.comm import link
 from lpcompile.runtime.comm.handshake import in_torchrun
 from lpcompile.runtime.launch import launch
+from lpcompile.runtime.launch.hosts import bits_per_s
 
 MEASURE = "measure"
+
+
+def planner_link(given: str | None) -> Link | str | None:
+    """The link of a command line: "measure", or a rate as tc writes it."""
+    return given if given in (None, MEASURE) else Link(bits_per_s(given) / 8e3)
 
 
 def link_of(given: Link | str | None, device: str) -> Link | None:

@@ -15,6 +15,7 @@ from lpcompile.core.plan import Plan
 from lpcompile.errors import UsageError
 from lpcompile.models import REGISTRY
 from lpcompile.passes.auxnet.zeroing import trained
+from lpcompile.planning.link import planner_link
 from lpcompile.program import Program
 from lpcompile.runtime.checkpoint import checkpoint
 from lpcompile.runtime.engine.trainer import Trainer
@@ -92,6 +93,7 @@ def compile_job(job: Job, model: nn.Module, x: Any, before: Path | None) -> Prog
         "aux": job.aux or "derived", "aux_init": init, "threads": 1,
         "aux_dtype": torch.bfloat16 if job.aux_dtype else None, "auxnet": smaller,
         "as_published": job.as_published, "compile": bool(job.options.get("compile")), "exact": job.exact,
+        "link": planner_link(job.link),
     }  # fmt: skip
     return parallelize(model, job.K, plan=plan, **given)
 

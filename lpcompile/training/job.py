@@ -12,6 +12,7 @@ from torch import nn
 
 from lpcompile.core.micro_batches import checked_micro
 from lpcompile.errors import TrainingError, UsageError
+from lpcompile.planning.link import planner_link
 from lpcompile.runtime.checkpoint.room import probe
 from lpcompile.runtime.engine.settings import settings
 from lpcompile.runtime.launch import launch
@@ -55,6 +56,7 @@ class Job:
     as_published: bool = False
     aux_dtype: str | None = None  # "bf16"
     cost: str = "measured"
+    link: str | None = None  # between ranks: "measure", or a rate as 100mbit
     plan: str | None = None
     size: int | None = None
     input: str | None = None
@@ -87,6 +89,7 @@ class Job:
         ):
             if value not in known:
                 raise UsageError(f"{name} {value} is not one of {', '.join(known)}")
+        planner_link(self.link)
         if self.device.startswith("cuda") and not torch.cuda.is_available():
             raise TrainingError(f"--device {self.device}: torch sees no GPU on this machine; use --device cpu")
         self.timm.check(self.batch // max(self.replicas, 1), not self.data.startswith("text:"))

@@ -41,6 +41,14 @@ def command() -> str:
     )
 
 
+def on(machine: dict[str, Any]) -> str:
+    """The machine, the commit and the command, as far as they are known."""
+    parts = [f"torch {machine['torch']}", f"{machine['cores']} cores", machine.get("cpu"), machine["date"],
+             machine.get("commit") and f"commit {machine['commit']}"]  # fmt: skip
+    text = ", ".join(filter(None, parts))
+    return f"{text}\n\n    {machine['command']}" if machine.get("command") else text
+
+
 def _cpu() -> str:
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():

@@ -67,9 +67,7 @@ def restarts() -> int:
 
 def join(device: str = "cpu", timeout: float = TIMEOUT, store: str | None = None) -> None:
     """Open the process group of torchrun's environment, or of a store that `launch` made; or take the one that is open.
-
-    Whoever opened it (Lightning, accelerate, a script), it is closed at the end of the process.
-    """
+    Whoever opened it (Lightning, accelerate, a script), it is closed at the end of the process."""
     if dist.is_initialized():
         atexit.unregister(_close)
         atexit.register(_close)

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from lpcompile.errors import TrainingError, UsageError
-from lpcompile.training.measures import bytes_of, machine, reason
+from lpcompile.training.measures import bytes_of, machine, on, reason
 
 
 def test_bytes_count_weights_buffers_and_optimizer_state_but_nothing_on_the_meta_device():
@@ -26,3 +26,9 @@ def test_a_run_that_failed_is_told_from_one_that_could_not_start():
 def test_the_machine_has_cores_and_a_date():
     found = machine()
     assert found["cores"] >= 1 and found["torch"] == torch.__version__ and len(found["date"].split("-")) == 3
+
+
+def test_a_table_says_machine_commit_and_command():
+    given = {"torch": "2.15", "cores": 2, "cpu": "EPYC", "date": "2026-01-02", "commit": "abc", "command": "bench x"}
+    assert on(given) == "torch 2.15, 2 cores, EPYC, 2026-01-02, commit abc\n\n    bench x"
+    assert on({"torch": "2.15", "cores": 2, "date": "2026-01-02", "commit": ""}) == "torch 2.15, 2 cores, 2026-01-02"
