@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sized
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,7 @@ from lpcompile.runtime.engine.worker import Net, Worker
 from lpcompile.runtime.health import check
 from lpcompile.runtime.health.verdict import verdict
 from lpcompile.runtime.loop import evaluate as evaluation
-from lpcompile.runtime.loop.data import EMPTY, compare_data, share_random
+from lpcompile.runtime.loop.data import EMPTY, compare_data, length_of, share_random
 from lpcompile.runtime.loop.record import Record, Timing
 
 
@@ -183,8 +183,8 @@ class Trainer(Engine):
 
         Between processes it is shuffled by rank 0's random state; the number of batches must be the same everywhere.
         """
-        if isinstance(loader, Sized):
-            self.plan_steps(self.steps + epochs * len(loader))
+        if (length := length_of(loader)) is not None:
+            self.plan_steps(self.steps + epochs * length)
         compare_data(self, epochs, loader)
         metrics: dict[str, Any] = {}
         began, before, spent = time.perf_counter(), self.steps, 0.0

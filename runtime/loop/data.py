@@ -23,8 +23,20 @@ if TYPE_CHECKING:
     from lpcompile.runtime.loop.options import LoopOptions
 
 EMPTY = "the loader gives no batch; does the data set have samples, and at least one batch of them with drop_last=True?"
+NO_LENGTH = (
+    "a loader without a length cannot be resumed: give a data set with len(), or let len(loader) be the batches of an "
+    "epoch; trainer.fit, under torchrun, and transformers' Trainer take streams"
+)
 EXACT_LENGTH = "let its len() be the number of batches of an epoch, or use trainer.fit, which takes loaders without one"
 LABELS = ("tensors", "targets", "labels")  # attributes of data sets that tell them apart without reading a sample
+
+
+def length_of(loader: Any) -> int | None:
+    """The number of batches; None where the loader does not know, as a DataLoader of an IterableDataset."""
+    try:
+        return len(loader)
+    except TypeError:
+        return None
 
 
 def counted(loader: Iterable[Any], length: int) -> Iterator[Any]:
@@ -95,8 +107,8 @@ def compare_data(trainer: Engine, epochs: int, loader: Any, test: Any = None, wa
 
 def _facts(loader: Any) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    if isinstance(loader, Sized):
-        found["number of batches"] = len(loader)
+    if (batches := length_of(loader)) is not None:
+        found["number of batches"] = batches
     loader = getattr(loader, "loader", loader)
     for name in ("batch_size", "drop_last"):
         if isinstance(getattr(loader, name, None), int):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -27,7 +27,7 @@ from lpcompile.runtime.launch import board, launch
 from lpcompile.runtime.launch.temporary import temporary_folder
 from lpcompile.runtime.loop.best import check_figure
 from lpcompile.runtime.loop.callbacks import Announcer, Calls
-from lpcompile.runtime.loop.data import EMPTY, about_workers, first_batch
+from lpcompile.runtime.loop.data import EMPTY, NO_LENGTH, about_workers, first_batch, length_of
 from lpcompile.runtime.loop.evaluate import Metrics, check_metrics
 from lpcompile.runtime.loop.loop import run
 from lpcompile.runtime.loop.options import LoopOptions
@@ -147,7 +147,9 @@ def _check(
     settings({name: value for name, value in options.items() if name not in ENGINE_OPTIONS})
     if not isinstance(loader, Iterable):
         raise InputError(f"the loader is {loader!r}, and batches are taken from a DataLoader, a list or the like")
-    if isinstance(loader, Sized) and not len(loader):
+    if (length := length_of(loader)) is None:
+        raise UsageError(NO_LENGTH)
+    if not length:
         raise InputError(EMPTY)
     for name, count in (("epochs", epochs), ("replicas", replicas)):
         if not isinstance(count, int) or count < 1:

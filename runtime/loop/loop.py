@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Sized
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -23,7 +23,7 @@ from lpcompile.runtime.loop import timeline
 from lpcompile.runtime.loop.average import AVERAGE
 from lpcompile.runtime.loop.best import Best
 from lpcompile.runtime.loop.callbacks import Announcer
-from lpcompile.runtime.loop.data import EMPTY, compare_data, counted, share_random
+from lpcompile.runtime.loop.data import EMPTY, NO_LENGTH, compare_data, counted, length_of, share_random
 from lpcompile.runtime.loop.log import Log
 from lpcompile.runtime.loop.options import LoopOptions
 from lpcompile.runtime.loop.record import Record
@@ -52,8 +52,8 @@ def run(
     rank after every step, with its own metrics.
     """
     watch = watch or LoopOptions()
-    if not isinstance(loader, Sized):
-        raise UsageError("a loader without a length cannot be resumed; use trainer.fit, or one with len()")
+    if length_of(loader) is None:
+        raise UsageError(NO_LENGTH)
     compare_data(trainer, epochs, loader, test, watch)
     with room.reserved(trainer, watch.save):
         length, position = _begin(trainer, loader, epochs, watch)

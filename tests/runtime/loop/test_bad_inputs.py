@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 import torch
 import torch.nn.functional as F
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import lpcompile
 from lpcompile.core.plan import Plan
@@ -33,6 +33,18 @@ def test_an_empty_loader(program):
         program.trainer(F.cross_entropy, optimizer=sgd, method="bp").fit(empty())
     with pytest.raises(InputError, match="the loader gives no batch"):
         program.trainer(F.cross_entropy, optimizer=sgd, method="bp").fit(iter([]))
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter(zip(X, Y, strict=True))
+
+
+def test_a_stream(program):
+    with pytest.raises(UsageError, match="a loader without a length cannot be resumed: give a data set with len"):
+        program.fit(F.cross_entropy, DataLoader(Stream(), 4), optimizer=sgd)
+    trainer = program.trainer(F.cross_entropy, optimizer=sgd, method="bp")
+    assert trainer.fit(DataLoader(Stream(), 4)).timing.steps == -(-len(X) // 4)
 
 
 def test_a_batch_without_samples(program):
