@@ -34,6 +34,12 @@ def made(factory: Callable[[Any], Any], given: Any, name: str) -> Any:
     found = factory(given)
     if not callable(getattr(found, "step", None)):
         raise UsageError(f"{name} gave {found!r}, which has no step(): let the function return what it makes")
+    if isinstance(found, torch.optim.lr_scheduler.ReduceLROnPlateau):
+        raise UsageError(
+            f"{name} gave ReduceLROnPlateau, which waits for figures of evaluations, and schedulers are stepped after "
+            f"every optimizer step; give one that counts steps, or set learning rates in a loop of your own "
+            f"(transformers' Trainer and Lightning follow it)"
+        )
     if isinstance(found, torch.optim.Optimizer) and isinstance(given, list):
         own = {id(p) for p in given}
         if any(id(p) not in own for group in found.param_groups for p in group["params"]):

@@ -77,6 +77,17 @@ def test_a_function_that_forgets_to_return_what_it_makes(program, name):
         program.trainer(F.cross_entropy, **given)
 
 
+def test_a_scheduler_that_waits_for_figures(program):
+    with pytest.raises(UsageError, match="scheduler gave ReduceLROnPlateau, which waits for figures of evaluations"):
+        program.trainer(F.cross_entropy, optimizer=sgd, scheduler=torch.optim.lr_scheduler.ReduceLROnPlateau)
+
+
+def test_a_metric_without_a_name(program):
+    trainer = program.trainer(F.cross_entropy, optimizer=sgd, method="bp")
+    with pytest.raises(InputError, match=r'it gave a tensor of shape \[\]; name it.*metrics=\{"f1": f1\}'):
+        trainer.evaluate([(X, Y)], metrics=F.cross_entropy)
+
+
 def test_an_optimizer_instead_of_a_factory(program):
     made = torch.optim.SGD(program.module.parameters(), 0.1)
     said = r"optimizer is a SGD object, .* give a function that makes it, optimizer=lambda parameters: SGD\(parameters"
