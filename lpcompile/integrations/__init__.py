@@ -11,7 +11,8 @@ micro-batches in turn on all ranks. In such a script these lines become one, `tr
 `trainer = program.trainer(optimizer=...)`.
 
 Modules: `stand_in` (a model's call told apart from the loss around it), `training_step` (the same in a
-LightningModule), `shared_optimizer` (the library's optimizer for the whole model, and each rank's own), `padding`
+LightningModule), `logged` (what that logs and measures), `draws` (random numbers around the model's call),
+`shared_optimizer` (the library's optimizer for the whole model, and each rank's own), `padding`
 (texts of one length), `alone` (a rank that accelerate takes for a single process), `transformers_arguments` (what a
 Trainer refuses, and on which samples it is set up), `transformers_rank` (the processes that `Trainer.train()` starts).
 

@@ -6,8 +6,8 @@
 
 The model is what `training_step` calls: `self(x)`, or one attribute such as `self.model(x)`. The rest of it is the
 loss, which runs on the last rank, on each micro-batch, with the stages' output in place of the model's. What it logs is
-logged on all ranks, as means over the micro-batches. All ranks see the same batches; checkpoints have the module's own
-keys, and loggers and callbacks work as they do elsewhere.
+logged on all ranks, as means over the micro-batches; what it keeps in attributes of its own stays on the last one. All
+ranks see the same batches; checkpoints have the module's own keys, and loggers and callbacks work as they do elsewhere.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ from torch.utils import _pytree as pytree
 
 from lpcompile.compile import parallelize
 from lpcompile.core.stage_io import TensorSpec, io_of
+from lpcompile.core.system.random_state import random_kept
 from lpcompile.errors import UsageError
+from lpcompile.integrations import draws
+from lpcompile.integrations.logged import Logged
 from lpcompile.integrations.shared_optimizer import SharedOptimizer
 from lpcompile.integrations.stand_in import named
 from lpcompile.integrations.training_step import call_of, loss_in, model_of, stop
@@ -36,6 +39,8 @@ from lpcompile.runtime.engine.cutting import keep_whole
 from lpcompile.runtime.engine.trainer import Trainer as Engine
 from lpcompile.runtime.loop import evaluate as evaluation
 from lpcompile.runtime.methods import DEFAULT
+
+AVERAGES = ("StochasticWeightAveraging", "WeightAveraging")  # callbacks, by name: the second is of Lightning 2.6
 
 
 class LayerParallelStrategy(DDPStrategy):  # type: ignore[misc]
@@ -63,7 +68,8 @@ class LayerParallelStrategy(DDPStrategy):  # type: ignore[misc]
         self.engine: Engine | None = None  # while training
         self.lp_model: nn.Module  # that is divided
         self.lp_evaluated = 0
-        self.lp_logged: list[tuple[str, float, dict[str, Any], int]] = []  # by the micro-batches of a step
+        self.lp_draws = False  # whether training_step draws random numbers before it calls the model
+        self.lp_logged: Logged
 
     @property
     def distributed_sampler_kwargs(self) -> dict[str, Any]:
@@ -75,6 +81,7 @@ class LayerParallelStrategy(DDPStrategy):  # type: ignore[misc]
             raise UsageError(f"LayerParallelStrategy(K={self.lp_K}) needs {self.lp_K} devices, and the Trainer has "
                              f"{self.world_size}; give it devices={self.lp_K}")  # fmt: skip
         warnings.filterwarnings("ignore", r".*sync_dist=True")  # all ranks log the same
+        self.lp_logged = Logged(self.lightning_module)
         self.accelerator.setup(trainer)
         self.precision_plugin.convert_module(self.model)
         self.model_to_device()
@@ -96,6 +103,10 @@ class LayerParallelStrategy(DDPStrategy):  # type: ignore[misc]
             raise UsageError("gradient_clip_algorithm='value' is not one of lpcompile's; use 'norm'")
         if trainer.precision not in ("32-true", "bf16-mixed"):
             raise UsageError(f"precision={trainer.precision!r} is neither '32-true' nor 'bf16-mixed'")
+        for callback in trainer.callbacks:
+            if any(kind.__name__ in AVERAGES for kind in type(callback).__mro__):
+                raise UsageError(f"{type(callback).__name__} averages the weights of the whole model while it trains, "
+                                 f"and a rank has those of its stage; leave it out")  # fmt: skip
 
     # ---- a step ----
 
@@ -104,21 +115,31 @@ class LayerParallelStrategy(DDPStrategy):  # type: ignore[misc]
             self._make_engine(batch, rest)
         engine, trainer = self.engine, self.lightning_module.trainer
         assert engine is not None
-        with self._logs_kept(), self._answers(stop):
-            call = call_of(lambda: self.lightning_module.training_step(batch, *rest))
+        call, seed = self._call(batch, rest)
         self.lp_optimizer.follow()
-        self.lp_logged.clear()
+        self.lp_logged.begin()
         shown = engine.step(
             call,
-            {"batch": batch, "rest": list(rest)},
+            {"batch": batch, "rest": list(rest), **({} if seed is None else {draws.SEED: seed})},
             apply=not trainer.fit_loop._should_accumulate(),
             share=1 / trainer.accumulate_grad_batches,
         )
-        mine = [shown.get("loss", 0.0), *_means(self.lp_logged)]
-        loss, *logged = exchange.from_rank(mine, engine.plan.K - 1, engine.control)
-        for name, value, options in logged:
-            self.lightning_module.log(name, value, **options)
+        loss = self.lp_logged.share(shown.get("loss", 0.0), engine.plan.K - 1, engine.control)
         return torch.tensor(loss, device=self.root_device, requires_grad=True)
+
+    def _call(self, batch: Any, rest: tuple[Any, ...]) -> tuple[dict[str, Any], int | None]:
+        """The arguments of the model's call, and the seed with which `training_step` draws, if it does."""
+        assert self.engine is not None
+        seed = draws.new_seed() if self.lp_draws else None
+        with self.lp_logged.kept(), self._answers(stop):
+            call, drawn = draws.arguments(
+                lambda: call_of(lambda: self.lightning_module.training_step(batch, *rest)), seed, self.root_device
+            )
+        if not drawn:
+            return call, seed
+        self.lp_draws = True
+        draws.keep_whole(self.engine, self.lp_method, self.lp_micro, "training_step")
+        return self._call(batch, rest)
 
     def backward(self, closure_loss: Tensor, optimizer: Any, *args: Any, **kwargs: Any) -> Tensor:
         """The stages have their gradients."""
@@ -126,7 +147,8 @@ class LayerParallelStrategy(DDPStrategy):  # type: ignore[misc]
 
     def _loss(self, output: Any, target: dict[str, Any]) -> Tensor:
         """The loss of a micro-batch on the last rank."""
-        with self._answers(lambda call: output), self._logs_kept():
+        again = draws.drawn_again(target.get(draws.SEED), self.root_device)
+        with self._answers(lambda call: output), self.lp_logged.kept(), again:
             found = self.lightning_module.training_step(target["batch"], *target["rest"])
         return loss_in(found)
 
@@ -134,7 +156,7 @@ class LayerParallelStrategy(DDPStrategy):  # type: ignore[misc]
         module, trainer = self.lightning_module, self.lightning_module.trainer
         if len(self.optimizers) != 1:
             raise UsageError(f"configure_optimizers gives {len(self.optimizers)} optimizers; give one for the model")
-        with torch.random.fork_rng(), self._logs_kept(), torch.no_grad():
+        with random_kept(), self.lp_logged.untouched(), self.lp_logged.kept(), torch.no_grad():
             self.lp_model, call = model_of(module, lambda: module.training_step(batch, *rest))
             found = (self.lp_reduction, "") if self.lp_reduction else self._reduction(batch, rest)
         reduction, neither = exchange.from_first(found)
@@ -143,7 +165,7 @@ class LayerParallelStrategy(DDPStrategy):  # type: ignore[misc]
                 self.lp_model, self.lp_K, example_kwargs=call, cost=self.lp_cost, method=self.lp_method
             )
         whole = self.optimizers[0]
-        self.lp_whole = WholeModel(self.lp_model)
+        self.lp_whole, self.lp_draws = WholeModel(self.lp_model), False
         self.lp_optimizer = SharedOptimizer(whole, self.lp_model)
         chosen: dict[str, Any] = {
             "clip": trainer.gradient_clip_val or 0.0, "clip_scope": "global", "micro": self.lp_micro,
@@ -185,23 +207,6 @@ class LayerParallelStrategy(DDPStrategy):  # type: ignore[misc]
             yield
         finally:
             del model.forward
-
-    @contextlib.contextmanager
-    def _logs_kept(self) -> Iterator[None]:
-        """Inside, what the module logs is kept for the end of the step."""
-        module = self.lightning_module
-
-        def keep(name: str, value: Any, *args: Any, **options: Any) -> None:
-            number = value.compute() if hasattr(value, "compute") else value
-            plain = {k: v for k, v in options.items() if isinstance(v, (bool, int, float, str))}
-            number = number.detach() if isinstance(number, Tensor) else number
-            self.lp_logged.append((name, float(number), plain, 1))
-
-        module.log = keep
-        try:
-            yield
-        finally:
-            del module.log
 
     # ---- evaluation ----
 
@@ -248,6 +253,7 @@ class LayerParallelStrategy(DDPStrategy):  # type: ignore[misc]
         return state
 
     def teardown(self) -> None:
+        self.lp_logged.close()
         if self.engine is not None:  # after an error: weights of other ranks' stages are nowhere
             self.lightning_module.cpu = lambda: self.lightning_module
             self.engine = None
@@ -259,16 +265,6 @@ class LayerParallelStrategy(DDPStrategy):  # type: ignore[misc]
             self.lp_whole.restore(self.engine)
             self.engine = None
         super().on_train_end()
-
-
-def _means(logged: list[tuple[str, float, dict[str, Any], int]]) -> list[tuple[str, float, dict[str, Any]]]:
-    """One value for each name that the micro-batches logged."""
-    values: dict[str, list[float]] = {}
-    options: dict[str, dict[str, Any]] = {}
-    for name, value, given, _ in logged:
-        values.setdefault(name, []).append(value)
-        options[name] = given
-    return [(name, sum(found) / len(found), options[name]) for name, found in values.items()]
 
 
 def _batch_dims(tensor: Tensor, size: int) -> tuple[int, ...]:

@@ -15,22 +15,20 @@ By itself `train()` starts K processes of this machine; under torchrun each proc
 from __future__ import annotations
 
 import logging
-from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from lpcompile.compile import parallelize
 from lpcompile.core.stage_io import io_of
 from lpcompile.core.system.random_state import random_kept
-from lpcompile.integrations import alone, padding
+from lpcompile.integrations import alone, draws, padding
 from lpcompile.integrations.shared_optimizer import SharedOptimizer
 from lpcompile.integrations.stand_in import StandIn, arguments_of, called_once
 from lpcompile.integrations.transformers_arguments import first_samples, recomputes, refuse, spec_of
-from lpcompile.integrations.transformers_rank import train_on_ranks
+from lpcompile.integrations.transformers_rank import load_random, save_random, train_on_ranks
 from lpcompile.runtime.checkpoint.whole_model import WholeModel, output_everywhere
 from lpcompile.runtime.comm import exchange
 from lpcompile.runtime.comm.handshake import in_torchrun
@@ -44,7 +42,6 @@ from lpcompile.runtime.methods import DEFAULT
 
 log = logging.getLogger("lpcompile")
 ITEMS = "num_items_in_batch"
-RANDOM = "lpcompile_random_{}.safetensors"  # of a rank, in a checkpoint
 
 
 class Trainer(transformers.Trainer):  # type: ignore[misc]
@@ -80,6 +77,7 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
         if self.lp_ranks:
             alone.leave_alone(args, alone.join(K, args.device.type))
         self.engine: Engine | None = None  # while training
+        self.lp_draws = False  # whether compute_loss draws random numbers before it calls the model
         super().__init__(model, args, *rest, **options)
         self.lp_first, self.lp_callbacks = dict(vars(self)), list(self.callback_handler.callbacks)
         if self.lp_ranks:
@@ -116,14 +114,15 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
             model.train()
             with torch.no_grad():
                 call = called_once(lambda m: self.compute_loss(m, dict(batch), num_items_in_batch=items), model)
-            self._compare_padded(loader.collate_fn(padding.shortest(samples)))
+            if self.lp_lengths:
+                self._compare_padded(loader.collate_fn(padding.shortest(samples)))
             found = (options["reduction"], "") if options["reduction"] else self._reduction(batch, items)
         reduction, neither = exchange.from_first(found)
         with board.away(0, "compiling the model"):
             program = parallelize(
                 model, options["K"], example_kwargs=call, cost=options["cost"], method=options["method"]
             )
-        self.lp_whole, self.lp_optimizer = WholeModel(model), SharedOptimizer(whole, model)
+        self.lp_whole, self.lp_optimizer, self.lp_draws = WholeModel(model), SharedOptimizer(whole, model), False
         clip = self.args.max_grad_norm or 0.0
         chosen: dict[str, Any] = {
             "clip": clip, "clip_scope": "global", "micro": options["micro"], "reduction": reduction,
@@ -144,11 +143,11 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
         short = self._prepare_inputs(short)
         long, model = self._padded(short), self.model.eval()
         items = self._get_num_items_in_batch([short], self.args.device)
-        with torch.no_grad():
-            plain, found = (
-                float(self.compute_loss(model, dict(batch), num_items_in_batch=items)) for batch in (short, long)
-            )
-        model.train()
+        losses = []
+        for batch in (short, long):
+            with torch.no_grad(), draws.drawn_again(0, self.args.device):
+                losses.append(float(self.compute_loss(model, dict(batch), num_items_in_batch=items)))
+        (plain, found), _ = losses, model.train()
         if abs(found - plain) > NEAR * abs(plain) and self.args.process_index == 0:
             log.warning("texts are padded to %d positions, which changes a loss from %.4g to %.4g: the model or its "
                         "loss looks at padding; pad the texts of the data set to one length, also for plain training",
@@ -180,8 +179,9 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
     def _loss(self, output: Any, batch: dict[str, Any]) -> Tensor:
         """The loss of a micro-batch on the last rank: `compute_loss` with the stages' output as the model's."""
         inputs = dict(batch)
-        items = inputs.pop(ITEMS, None)
-        loss: Tensor = self.compute_loss(StandIn(self.model, lambda call: output), inputs, num_items_in_batch=items)
+        items, seed = inputs.pop(ITEMS, None), inputs.pop(draws.SEED, None)
+        with draws.drawn_again(seed, self.args.device):
+            loss: Tensor = self.compute_loss(StandIn(self.model, lambda call: output), inputs, num_items_in_batch=items)
         return loss
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
@@ -190,18 +190,29 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
             return plain
         self.model.train()
         inputs = self._prepare_inputs(self._padded(inputs))
-        call = arguments_of(
-            lambda m: self.compute_loss(m, dict(inputs), num_items_in_batch=num_items_in_batch), self.model
-        )
+        call, seed = self._call(inputs, num_items_in_batch)
         scaled = self.loss_is_scaled_for_ga
         if scaled is None:
             scaled = (self.model_accepts_loss_kwargs and num_items_in_batch is not None) or bool(self.compute_loss_func)
         share = 1.0 if scaled else 1 / self.current_gradient_accumulation_steps
         self.lp_optimizer.follow()
-        target = dict(inputs) if num_items_in_batch is None else {**inputs, ITEMS: num_items_in_batch}
+        beside = {ITEMS: num_items_in_batch, draws.SEED: seed}
+        target = {**inputs, **{name: value for name, value in beside.items() if value is not None}}
         apply = bool(self.accelerator.gradient_state.sync_gradients)
         shown = self.engine.step(call, target, apply=apply, share=share)
         return torch.tensor(shown.get("loss", 0.0) * share, device=self.args.device)
+
+    def _call(self, inputs: dict[str, Any], items: Any) -> tuple[dict[str, Any], int | None]:
+        """The arguments of the model's call, and the seed with which `compute_loss` draws, if it does."""
+        assert self.engine is not None
+        seed = draws.new_seed() if self.lp_draws else None
+        loss = lambda m: self.compute_loss(m, dict(inputs), num_items_in_batch=items)  # noqa: E731
+        call, drawn = draws.arguments(lambda: arguments_of(loss, self.model), seed, self.args.device)
+        if not drawn:
+            return call, seed
+        self.lp_draws = True
+        draws.keep_whole(self.engine, self.lp_options["method"], self.lp_options["micro"], "compute_loss")
+        return self._call(inputs, items)
 
     def _clip_grad_norm(self, model: Any) -> Any:
         """The norm of all ranks' gradients; they are clipped where they are applied."""
@@ -269,16 +280,12 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
     def _save_rng_state(self, output_dir: str) -> None:
         super()._save_rng_state(output_dir)
         if self.engine is not None:  # ranks draw dropout from streams of their own
-            worker = self.engine.workers[0]
-            save_file(dict(zip("ab", worker.random or [], strict=False)), Path(output_dir) / RANDOM.format(worker.rank))
+            save_random(self.engine.workers[0], output_dir)
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
         super()._load_rng_state(checkpoint)
         if self.engine is not None and checkpoint is not None:
-            worker = self.engine.workers[0]
-            file = Path(checkpoint) / RANDOM.format(worker.rank)
-            if file.exists():  # with another K it may not
-                worker.random = [state for _, state in sorted(load_file(file).items())]
+            load_random(self.engine.workers[0], checkpoint)
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         if self.engine is not None:

@@ -11,6 +11,7 @@ import inspect
 import os
 import re
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import transformers
@@ -22,7 +23,9 @@ from lpcompile.runtime.launch.temporary import temporary_folder
 
 if TYPE_CHECKING:
     from lpcompile.integrations.transformers import Trainer
+    from lpcompile.runtime.engine.worker import Worker
 
+RANDOM = "lpcompile_random_{}.safetensors"  # of a rank, in a checkpoint
 CHANGEABLE = (
     "train_dataset", "eval_dataset", "data_collator", "compute_metrics", "processing_class", "compute_loss_func",
     "preprocess_logits_for_metrics", "optimizer", "lr_scheduler", "label_names",
@@ -92,6 +95,21 @@ def _trained(data: bytes, file: str) -> Any:
                 state[name] = t.cpu().contiguous()
         save_file(state, file)
     return output, trainer.state, [_noted(callback) for callback in trainer.callback_handler.callbacks]
+
+
+def save_random(worker: Worker, folder: str) -> None:
+    """Note a rank's random stream in a checkpoint."""
+    from safetensors.torch import save_file
+
+    save_file(dict(zip("ab", worker.random or [], strict=False)), Path(folder) / RANDOM.format(worker.rank))
+
+
+def load_random(worker: Worker, folder: str) -> None:
+    from safetensors.torch import load_file
+
+    file = Path(folder) / RANDOM.format(worker.rank)
+    if file.exists():  # with another K it may not
+        worker.random = [state for _, state in sorted(load_file(file).items())]
 
 
 def _noted(callback: Any) -> bytes | None:

@@ -35,6 +35,7 @@ from lpcompile.passes.capture.signature import rebuilder
 from lpcompile.passes.graph.batch import batch_size, resized
 from lpcompile.passes.profile.profile import profile
 from lpcompile.passes.split.gate import ModelFails, gate, gate_second_call, staged
+from lpcompile.passes.split.idle_mask import idle_mask, masking, near
 from lpcompile.passes.split.split import Stage
 from lpcompile.passes.split.units import Unit
 from lpcompile.planning import arrange, artefact_text, print_after
@@ -190,6 +191,7 @@ def run_gate(captured: Captured, stages: tuple[Stage, ...], tensors: Tensors) ->
 
     check = partial(gate, info.model, reference, program, set_mode=set_mode, written=info.written)
     seeds = RANDOM_SEEDS if draws_inside(captured) else 1
+    said, names = "bitwise", [name for name, _ in info.signature.inputs]
     try:
         check(small, seeds=seeds)
     except ModelFails:  # perhaps only on fewer samples: rows that refer to other rows by number
@@ -201,10 +203,17 @@ def run_gate(captured: Captured, stages: tuple[Stage, ...], tensors: Tensors) ->
         hint = "" if isinstance(error, ModelFails) else _cause(captured, tensors)
         if not hint:
             raise
-        raise GateError(f"{error}; {hint}") from error
+        idle = idle_mask(names, small)
+        if idle is None or not near(info.model, reference, program, small, set_mode, info.written):
+            raise GateError(f"{error}; {hint}") from error
+        check(masking(small, idle), seeds=seeds)
+        said = (
+            f"bitwise where {names[idle]} masks something; with one of ones alone, for which the model takes another "
+            "path, equal but for rounding"
+        )
     if info.kept_whole:
         gate_second_call(info.model, reference, program, small, info.written)
-    return "bitwise"
+    return said
 
 
 def _cause(captured: Captured, tensors: Tensors) -> str:
@@ -213,10 +222,10 @@ def _cause(captured: Captured, tensors: Tensors) -> str:
     sized = next((note for note in info.notes if SIZED_BY_DATA in note), "")
     if sized:
         return f"shapes that depend on data leave a module ({sized})"
-    idle = [n for (n, _), t in zip(info.signature.inputs, tensors, strict=True) if "mask" in n and bool(t.all())]
-    if idle:
+    names = [name for name, _ in info.signature.inputs]
+    if (idle := idle_mask(names, tensors)) is not None:
         return (
-            f"{idle[0]} masks nothing, and models of transformers take another path then: leave it out, or compile "
+            f"{names[idle]} masks nothing, and models of transformers take another path then: leave it out, or compile "
             f"with one that masks something"
         )
     return ""

@@ -44,6 +44,12 @@ def made(factory: Callable[[Any], Any], given: Any, name: str) -> Any:
             f"{name} gave a {type(found).__name__}, whose step evaluates the loss again by a closure, which a stage "
             f"does not have; use an optimizer that steps from gradients, such as SGD or AdamW"
         )
+    if isinstance(found, torch.optim.lr_scheduler.ReduceLROnPlateau):
+        raise UsageError(
+            f"{name} gave ReduceLROnPlateau, which waits for figures of evaluations, and schedulers are stepped after "
+            f"every optimizer step; give one that counts steps, or set learning rates in a loop of your own "
+            f"(transformers' Trainer and Lightning follow it)"
+        )
     if isinstance(found, torch.optim.Optimizer) and isinstance(given, list):
         own = {id(p) for p in given}
         if any(id(p) not in own for group in found.param_groups for p in group["params"]):

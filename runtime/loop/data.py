@@ -27,8 +27,11 @@ if TYPE_CHECKING:
     from lpcompile.runtime.loop.options import LoopOptions
 
 EMPTY = "the loader gives no batch; does the data set have samples, and at least one batch of them with drop_last=True?"
+NO_LENGTH = (
+    "a loader without a length cannot be resumed: give a data set with len(), or let len(loader) be the batches of an "
+    "epoch; trainer.fit, under torchrun, and transformers' Trainer take streams"
+)
 EXACT_LENGTH = "let its len() be the number of batches of an epoch, or use trainer.fit, which takes loaders without one"
-NO_LENGTH = "a loader without a length cannot be resumed; use trainer.fit, or one with len()"
 LABELS = ("tensors", "targets", "labels")  # attributes of data sets that tell them apart without reading a sample
 
 

@@ -6,7 +6,7 @@ Stage k gathers its running statistics on λ_k, but the serial model feeds it X_
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -163,7 +163,13 @@ def _means(trainer: Engine, chain: Chain, loader: Iterable[Any], metrics: Metric
             continue
         output = structured(trainer.program, chain[-1][1].io, flat, False)
         shown, target, size, labels = _outcome(trainer, output, batch)
-        values = {"loss": float(trainer.loss_fn(output, target)) if labels else 0.0, **by_batch(shown, target)}
+        figures = by_batch(shown, target)
+        if not isinstance(figures, Mapping):
+            raise InputError(
+                f"metrics as one function gives numbers of a batch by name, and it gave {_shape(figures)}; name it, to "
+                f'take it of all outputs and targets: metrics={{"f1": f1}}'
+            )
+        values = {"loss": float(trainer.loss_fn(output, target)) if labels else 0.0, **figures}
         for name, value in values.items():
             totals[name] = totals.get(name, 0.0) + float(value) * (labels if name == "loss" else size)
         count, labels_seen = count + size, labels_seen + labels

@@ -121,6 +121,40 @@ def weighing(base):
     return Weighing
 
 
+class Echo(torch.nn.Module):
+    """Gives back what it is given, while it is not trained."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.Sequential(*[Layer() for _ in range(4)])
+
+    def forward(self, pixel_values):
+        return self.layers(pixel_values)
+
+
+class Layer(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = torch.nn.Conv2d(3, 3, 1)
+        torch.nn.init.zeros_(self.conv.weight)
+        torch.nn.init.zeros_(self.conv.bias)
+
+    def forward(self, x):
+        return x + self.conv(x)
+
+
+def denoising(base):
+    """A Trainer whose loss draws random numbers and looks at them."""
+
+    class Denoising(base):
+        def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+            x = inputs["pixel_values"]
+            noise = torch.randn_like(x)
+            return torch.nn.functional.mse_loss(model(pixel_values=x + noise) - noise, x)
+
+    return Denoising
+
+
 BEST = {"eval_strategy": "steps", "eval_steps": 2, "save_strategy": "steps", "save_steps": 2, "save_total_limit": 2,
         "load_best_model_at_end": True, "metric_for_best_model": "accuracy", "lr_scheduler_type": "cosine"}  # fmt: skip
 # The model, arguments, and options of the Trainer.
@@ -161,6 +195,12 @@ def on_ranks(folder, cases):
     from lpcompile.integrations.transformers import Trainer
 
     found = {}
+    options = {"learning_rate": 0.0, "remove_unused_columns": False, "max_steps": 3, "logging_steps": 1}
+    noisy = denoising(Trainer)(
+        Echo(), arguments(f"{folder}/noisy", **options), K=2, cost="flops", train_dataset=Images()
+    )
+    noisy.train()
+    found["noisy"] = [line["loss"] for line in noisy.state.log_history if "loss" in line]
     for name in cases:
         kind, options, rest = CASES[name]
         trainer = made(kind, Trainer, f"{folder}/{name}", options, rest, K=2, cost="flops")

@@ -46,5 +46,17 @@ def test_a_run_goes_on_from_a_checkpoint_with_and_without_the_strategy(ours, tmp
     same(jobs.fitted(jobs.Classifier(), tmp_path, ckpt=ours["half"][2]), ours["plain"])
 
 
+def test_metrics_are_those_of_lightning_without_the_strategy(ours, tmp_path):
+    same(ours["measured"], jobs.fitted(jobs.Measured(), tmp_path))
+
+
+def test_a_loss_sees_the_random_numbers_that_the_model_saw(ours):
+    assert ours["denoised"][1]["loss"] < 1e-9
+
+
+def test_callbacks_that_average_the_weights_of_the_whole_model_are_refused(ours):
+    assert "StochasticWeightAveraging averages the weights of the whole model" in ours["averages"]
+
+
 def test_a_training_step_whose_model_and_loss_cannot_be_told_apart_is_refused(ours):
     assert "and its loss cannot be told apart; let training_step call one module once" in ours["refused"]

@@ -46,6 +46,10 @@ def test_a_run_is_that_of_transformers_own_trainer(name, ours, tmp_path):
     same(ours[1][name], plain(name, tmp_path))
 
 
+def test_a_loss_sees_the_random_numbers_that_the_model_saw(ours):
+    assert len(ours[1]["noisy"]) == 3 and max(ours[1]["noisy"]) < 1e-9
+
+
 def test_a_run_goes_on_from_a_checkpoint_with_and_without_lpcompile(ours, tmp_path):
     folder, found = ours
     same(found["resumed"], found["best"])

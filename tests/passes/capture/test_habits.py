@@ -224,15 +224,28 @@ def test_draws_of_a_type_checker_are_no_chance_of_the_model():
     assert torch.equal(program(x), model(x))
 
 
-def test_a_mask_that_masks_nothing_is_named_where_a_program_differs():
-    class Skips(Net):
-        def forward(self, x, attention_mask):
-            if not is_fake(attention_mask) and attention_mask.all():
-                return super().forward(x * 1.0000001)  # as transformers takes another kernel
-            return super().forward(x * attention_mask)
+class Skips(Net):
+    """Takes another path where a mask masks nothing, as models of transformers do."""
 
+    def __init__(self, factor):
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, x, attention_mask):
+        if not is_fake(attention_mask) and attention_mask.all():
+            return super().forward(x * self.factor)
+        return super().forward(x * attention_mask)
+
+
+def test_a_mask_that_masks_nothing_may_lead_to_another_kernel_which_the_plan_says():
+    inputs = (torch.randn(4, 8), torch.ones(4, 8))
+    program = lpcompile.parallelize(Skips(1.0000001), 2, example_inputs=inputs, cost="flops")
+    assert program.plan.gate.startswith("bitwise where attention_mask masks something; with one of ones alone")
+
+
+def test_a_mask_that_masks_nothing_is_named_where_a_program_differs():
     with pytest.raises(GateError, match="attention_mask masks nothing.*leave it out"):
-        lpcompile.parallelize(Skips(), 2, example_inputs=(torch.randn(4, 8), torch.ones(4, 8)), cost="flops")
+        lpcompile.parallelize(Skips(1.001), 2, example_inputs=(torch.randn(4, 8), torch.ones(4, 8)), cost="flops")
 
 
 class Scales(Net):

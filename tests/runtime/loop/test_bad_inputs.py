@@ -43,7 +43,7 @@ class Stream(IterableDataset):
 
 
 def test_a_data_set_without_a_length_is_refused_where_it_is_needed_and_else_trained_on(program):
-    with pytest.raises(UsageError, match=r"a loader without a length cannot be resumed; use trainer.fit, or one with"):
+    with pytest.raises(UsageError, match=r"a loader without a length cannot be resumed: give a data set with len"):
         program.fit(F.cross_entropy, DataLoader(Stream(), 4), optimizer=sgd)
     trainer = program.trainer(F.cross_entropy, optimizer=sgd, method="bp")
     trainer.fit(DataLoader(Stream(), 4), 2)
@@ -78,6 +78,17 @@ def test_a_function_that_forgets_to_return_what_it_makes(program, name):
     given = {"optimizer": sgd, name: lambda _: None}
     with pytest.raises(UsageError, match=rf"{name} gave None, which has no step\(\): let the function return what"):
         program.trainer(F.cross_entropy, **given)
+
+
+def test_a_scheduler_that_waits_for_figures(program):
+    with pytest.raises(UsageError, match="scheduler gave ReduceLROnPlateau, which waits for figures of evaluations"):
+        program.trainer(F.cross_entropy, optimizer=sgd, scheduler=torch.optim.lr_scheduler.ReduceLROnPlateau)
+
+
+def test_a_metric_without_a_name(program):
+    trainer = program.trainer(F.cross_entropy, optimizer=sgd, method="bp")
+    with pytest.raises(InputError, match=r'it gave a tensor of shape \[\]; name it.*metrics=\{"f1": f1\}'):
+        trainer.evaluate([(X, Y)], metrics=F.cross_entropy)
 
 
 def test_an_optimizer_instead_of_a_factory(program):
