@@ -23,7 +23,7 @@ from lpcompile.runtime.comm.buffer_wire import open_buffers
 from lpcompile.runtime.engine.settings import Settings, settings
 from lpcompile.runtime.engine.team import add_networks, add_schedulers, stage_net
 from lpcompile.runtime.health import coupling
-from lpcompile.runtime.methods import PIPELINE, REFERENCE, get_method, helper_of
+from lpcompile.runtime.methods import CHOSEN, PIPELINE, REFERENCE, get_method, helper_of
 from lpcompile.runtime.methods.recipe import LEVELS, End, Phase, Recipe, recipe_of, recipe_text
 
 if TYPE_CHECKING:
@@ -130,14 +130,15 @@ def warmup_steps(engine: Engine, method: Method, own: Settings, first: bool) -> 
 
 
 def exact_phase(engine: Engine, own: Settings) -> Phase:
-    """An exact pipeline, with the micro-batches of `own` where it can run them; `bp` where the batch cannot be cut."""
+    """An exact pipeline, with the micro-batches of `own` where it can run them, or unequal ones where the batch has no
+    equal parts; `bp` where the batch cannot be cut."""
     for micro in dict.fromkeys((own.micro, None)):
         try:
             micro_for(engine.plan, get_method(PIPELINE), micro)
         except UsageError:
             continue
         return Phase(PIPELINE, {"micro": micro})
-    return Phase(REFERENCE, {"micro": None})
+    return Phase(CHOSEN if engine.plan.batch_free else REFERENCE, {"micro": None})
 
 
 def before_step(engine: Engine) -> None:

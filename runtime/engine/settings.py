@@ -54,8 +54,8 @@ class Settings:
         by torch.compile, which takes minutes before the first step; `zb` and `zbh2` then do not split the backward.
     warmup: largest number of exact steps before decoupling; default 0 where AuxNets start consistently or are the
         user's, else a tenth of training, at most 200. warmup_violation: the violation at which the warm-up ends early.
-    finish: number of exact steps (`1f1b`) at the end, in which stages settle on each other's real outputs; needs the
-        length of training.
+    finish: number of exact steps at the end (`1f1b`, or `zbh2` where a batch has no equal parts), in which stages
+        settle on each other's real outputs; needs the length of training.
     recouple: the violation above which exact steps take a decoupled method's place until it is small again, see
         `lpcompile.runtime.health.coupling`; 0: never.
     collapse: "stop" or "warn" when a boundary's values no longer vary over samples and exact steps do not help;

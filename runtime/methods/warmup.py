@@ -18,6 +18,7 @@ from lpcompile.core.plan import Plan
 from lpcompile.core.schedule import Builder, Schedule
 from lpcompile.runtime.methods import bp
 from lpcompile.runtime.methods.pipelines import GPIPE, ONE_F_ONE_B, fill_and_drain, post_p, post_X
+from lpcompile.runtime.methods.zero_bubble import run_on_micro
 
 
 def schedule(plan: Plan, options: ScheduleOptions) -> Schedule:
@@ -66,8 +67,9 @@ def pipeline_step(b: Builder, K: int, options: ScheduleOptions, after_forward: B
 
 
 def pipeline_micro(facts: BatchFacts) -> int | None:
-    """As the pipeline would have; the whole batch where it cannot be cut."""
-    return ONE_F_ONE_B.default_micro(facts) or 1
+    """As the pipeline would have, or unequal ones where the batch has no equal parts; the whole batch where it cannot
+    be cut."""
+    return ONE_F_ONE_B.default_micro(facts) or run_on_micro(facts) or 1
 
 
 def stored_schedule(plan: Plan, options: ScheduleOptions) -> Schedule:

@@ -70,6 +70,14 @@ def test_the_last_steps_may_be_exact(caplog):
     assert "step 3: the last 2 steps are exact" in caplog.text
 
 
+def test_warm_up_and_finish_are_pipelines_also_where_a_batch_has_no_equal_parts():
+    x, y = data(1, size=41)[0]
+    trainer = trainer_of(norm_mlp(), 3, x, "penalty", warmup=2, finish=2, total_steps=6, warmup_violation=0, recouple=0)
+    seen = [(trainer.step(x, y)["method"], trainer.micro) for _ in range(6)]
+    assert [method for method, _ in seen] == ["warmup"] * 2 + ["penalty"] * 2 + ["zbh2"] * 2
+    assert seen[0][1] > 1 and seen[-1][1] > 1
+
+
 def test_a_recipe_runs_its_phases_in_turn_and_names_them(caplog):
     recipe = "1f1b[micro=4]@2steps,warmup@+1steps,penalty[micro=2]@0.6,stream@loss<100|0.9,bp"
     trainer = trainer_of(norm_mlp(), 2, data()[0][0], recipe, total_steps=10, recouple=0)
