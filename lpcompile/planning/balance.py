@@ -77,6 +77,14 @@ def why_uneven(captured: Captured, units: list[Unit], plan: Plan) -> str:
     )
 
 
+def caches(captured: Captured) -> str:
+    """What to do about a model of transformers that returns its caches, which depend on the layers that it skips."""
+    config = getattr(captured._lp.model, "config", None)
+    if not getattr(config, "use_cache", False):
+        return ""
+    return "it fills caches (config.use_cache), which training does not need: set model.config.use_cache = False"
+
+
 def _reason(captured: Captured, unit: Unit, width: int) -> str:
     """Why there is no cut inside a unit."""
     live = liveness(captured._lp_graphs[True], captured._lp.model)
@@ -88,7 +96,7 @@ def _reason(captured: Captured, unit: Unit, width: int) -> str:
     path = str(heaviest.meta["path"])
     if part > 0.5:
         notes = [n for n in captured._lp.notes if n.startswith(f"{path} is kept whole")]
-        return notes[0] if notes else f"{path} is a single layer"
+        return "; ".join(filter(None, (notes[0], caches(captured)))) if notes else f"{path} is a single layer"
     inside = [c.reason for c in cuts(captured, max_width=width) if unit.first <= c.position < unit.last and c.reason]
     reasons = Counter(kind_of(reason) for reason in inside)
     return reasons.most_common(1)[0][0] if reasons else "it has no inner position"

@@ -40,7 +40,7 @@ from lpcompile.passes.split.split import Stage
 from lpcompile.passes.split.units import Unit
 from lpcompile.planning import arrange, artefact_text, print_after
 from lpcompile.planning.arrange import Arrangement
-from lpcompile.planning.balance import how_unsure, settled, why_uneven
+from lpcompile.planning.balance import caches, how_unsure, settled, why_uneven
 from lpcompile.planning.choice import choice
 from lpcompile.planning.micro_choice import choose_micro
 from lpcompile.planning.options import Options
@@ -200,7 +200,7 @@ def run_gate(captured: Captured, stages: tuple[Stage, ...], tensors: Tensors) ->
         small = tensors
         check(tensors, seeds=seeds)
     except GateError as error:
-        hint = "" if isinstance(error, ModelFails) else _cause(captured, tensors)
+        hint = "" if isinstance(error, ModelFails) else _cause(captured, tensors, str(error))
         if not hint:
             raise
         idle = idle_mask(names, small)
@@ -216,9 +216,11 @@ def run_gate(captured: Captured, stages: tuple[Stage, ...], tensors: Tensors) ->
     return said
 
 
-def _cause(captured: Captured, tensors: Tensors) -> str:
+def _cause(captured: Captured, tensors: Tensors, error: str) -> str:
     """What a difference often comes from in a model like this; empty if nothing is known."""
     info = captured._lp
+    if "past_key_values" in error and caches(captured):
+        return caches(captured)
     sized = next((note for note in info.notes if SIZED_BY_DATA in note), "")
     if sized:
         return f"shapes that depend on data leave a module ({sized})"

@@ -7,6 +7,7 @@ from lpcompile.passes.capture.captured import Captured
 from lpcompile.passes.profile.flops import flops_profile
 from lpcompile.passes.split.cuts import cuts, kind_of
 from lpcompile.passes.split.units import Unit, units
+from lpcompile.planning.balance import caches
 from lpcompile.planning.options import Options
 
 WIDTHS = (1, 2, 3, 8)  # tensors per boundary that are tried, in this order
@@ -63,6 +64,7 @@ def too_many_stages(captured: Captured, K: int, most: int, options: Options) -> 
     why = "; ".join(f"{reasons[r]} positions: {r}" for r in common) or "the model has no more steps"
     whole = captured._lp.kept_whole
     hint = f" (kept whole: {', '.join(whole[:4])})" if whole else ""
+    why += f"; {caches(captured)}" if whole and caches(captured) else ""
     return PlanError(
         f"K = {K} stages are too many: the model can be cut into at most {most}{hint}; ask for K <= {most}. "
         f"Why not more: {why}",

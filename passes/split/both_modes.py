@@ -39,18 +39,19 @@ def in_both_modes(train: Mode, evaluate: Mode) -> list[Cut]:
 def _paired_by_layers(found: list[Cut], train: Mode, evaluate: Mode) -> list[Cut]:
     """Give a cut without a counterpart the last one in evaluation with the same layers on both sides and tensors of
     the same shapes: what is done with the result of a layer may differ (it is scaled in training alone)."""
-    alike = {_divides(cut, evaluate[2]): cut for cut in evaluate[0] if cut.legal}
+    spans, other_spans = ({name: (min(s), max(s)) for name, s in mode[2].items()} for mode in (train, evaluate))
+    alike = {_divides(cut, other_spans): cut for cut in evaluate[0] if cut.legal}
     filled = []
     for cut, now in zip(train[0], found, strict=True):
-        other = alike.get(_divides(cut, train[2])) if cut.legal and not now.legal else None
+        other = alike.get(_divides(cut, spans)) if cut.legal and not now.legal else None
         filled.append(now if other is None else replace(cut, eval_position=other.position))
     return filled
 
 
-def _divides(cut: Cut, uses: Uses) -> tuple[object, ...]:
+def _divides(cut: Cut, spans: Mapping[str, tuple[int, int]]) -> tuple[object, ...]:
     """The parameters and buffers that are used before a cut and after it, and the shapes of what crosses."""
-    before = frozenset(name for name, steps in uses.items() if min(steps) <= cut.position)
-    after = frozenset(name for name, steps in uses.items() if max(steps) > cut.position)
+    before = frozenset(name for name, (first, _) in spans.items() if first <= cut.position)
+    after = frozenset(name for name, (_, last) in spans.items() if last > cut.position)
     return before, after, tuple((spec.shape, spec.dtype) for spec in cut.specs)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from types import SimpleNamespace
 
 import numpy
 import pytest
@@ -91,6 +92,14 @@ def test_what_is_no_switch_stays_whole_and_the_plan_warns():
         program = lpcompile.parallelize(Net(Reverses(False)), 2, example_inputs=torch.randn(4, 8), cost="flops")
     assert any(note.startswith("stack is kept whole") for note in program.plan.notes)
     assert "the plan is uneven" in program.plan.notes[-1]
+
+
+def test_caches_that_keep_a_stack_whole_are_named():
+    """As in OPT and M2M-100 with layer dropout, whose output holds the caches of the layers that ran."""
+    model = Net(Reverses(False))
+    model.config = SimpleNamespace(use_cache=True)
+    with pytest.warns(UserWarning, match=r"stack is kept whole.*set model\.config\.use_cache = False"):
+        lpcompile.parallelize(model, 2, example_inputs=torch.randn(4, 8), cost="flops")
 
 
 class ReadsNumbers(SkipsLayers):
