@@ -66,6 +66,8 @@ def _until_a_death(
                 progress.tell(spec, record)
     except BrokenProcessPool:
         return list(running.values())
+    except ConnectionRefusedError:  # the fork server died: the next pool starts another
+        return [*running.values(), spec]
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
         for process in list((pool._processes or {}).values()):

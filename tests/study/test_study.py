@@ -66,6 +66,21 @@ def test_a_process_that_dies_twice_is_a_failed_run_and_the_others_go_on(tmp_path
     assert [r["key"] for r in read(tmp_path / "runs.jsonl")] == [lives.key]  # the other is tried again next time
 
 
+def test_a_fork_server_that_died_is_started_again(tmp_path, monkeypatch):
+    """On a machine that was very busy a study once ended with "Connection refused"."""
+    submit, refused = pool.ProcessPoolExecutor.submit, []
+
+    def refuse_once(self, *given):
+        if not refused:
+            refused.append(given)
+            raise ConnectionRefusedError
+        return submit(self, *given)
+
+    monkeypatch.setattr(pool.ProcessPoolExecutor, "submit", refuse_once)
+    found = pool.run_all([tiny("stream", 2)], "digits", tmp_path, jobs=1, run=die_with_dgl)
+    assert refused and found[0]["accuracy"] == 50.0
+
+
 def die_with_dgl(one, data, folder):
     if one.entry.method == "dgl":
         os._exit(9)
