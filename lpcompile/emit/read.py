@@ -275,11 +275,9 @@ def _reassemble(
             for field in entry.get(kind, ()):
                 key = f"{path}.{field}" if path else field
                 registry[field] = _find(stages, key, rest.get(key))
-    for path, first in aliases.items():
-        if any(p in aliases for p in _prefixes(path)):
-            continue  # it comes with the alias of its parent
+    for path in (p for p in aliases if not any(q in aliases for q in _prefixes(p))):  # others come with their parent's
         parent, _, name = path.rpartition(".")
-        at(model, parent)._modules[name] = at(model, first)
+        at(model, parent)._modules[name] = at(model, aliases[path])
     return model
 
 
