@@ -14,6 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from lpcompile.core.stage_io import TensorSpec
 from lpcompile.passes.capture.record.shadow import fake_tensor
 from lpcompile.passes.graph.fake_norm import QuickNorms
+from lpcompile.passes.graph.flop_formulas import RECURRENT
 from lpcompile.passes.graph.module import TwoModeModule
 from lpcompile.passes.graph.untouched import attributes_kept
 
@@ -67,7 +68,7 @@ def _run(aux: TwoModeModule, inputs: list[tuple[tuple[int, ...], torch.dtype]]) 
     for tensor in state.values():
         if id(tensor) not in fakes:
             fakes[id(tensor)] = fake_tensor(tensor, mode)
-    counter = FlopCounterMode(display=False)
+    counter = FlopCounterMode(display=False, custom_mapping=RECURRENT)
     try:
         with mode, torch.no_grad(), QuickNorms(), counter:
             tensors = [torch.zeros(shape, dtype=dtype, device=device) for shape, dtype in inputs]

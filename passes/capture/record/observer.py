@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import flop_registry
 
 from lpcompile.passes.graph.fake_norm import quick_batch_norm
+from lpcompile.passes.graph.flop_formulas import FORMULAS
 
 # Their schemas do not say that running statistics are written.
 _BATCH_NORMS = {"aten::native_batch_norm", "aten::cudnn_batch_norm", "aten::miopen_batch_norm"}
@@ -70,7 +70,7 @@ class Observer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _count(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         operands = [a for a in args if isinstance(a, torch.Tensor)]
         trained = sum(a.requires_grad for a in operands[:2])
-        formula = flop_registry.get(func._overloadpacket)
+        formula = FORMULAS.get(func._overloadpacket)
         if formula is not None:
             forward = int(formula(*args, **kwargs, out_val=out))
             self.now.flops += forward
