@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from itertools import takewhile
@@ -20,7 +20,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 
-from lpcompile.passes.capture.record import draws
+from lpcompile.passes.capture.record import draws, input_reads
 from lpcompile.passes.capture.record.caches import refuse_closed
 from lpcompile.passes.capture.record.graph_writer import GraphWriter
 from lpcompile.passes.capture.record.leaves import is_leaf
@@ -32,7 +32,7 @@ from lpcompile.passes.capture.record.refusal import SIZED_BY_DATA, ModuleTrail
 from lpcompile.passes.capture.record.shadow import Shadow, fake_tensor
 from lpcompile.passes.capture.record.values import may_hold, numbers, stand_in
 from lpcompile.passes.capture.switches import Branches, is_drawn
-from lpcompile.passes.graph.calls import Apply, Chosen, Draw, Script, structure_of
+from lpcompile.passes.graph.calls import Apply, Chosen, Draw, Script, as_read, structure_of
 from lpcompile.passes.graph.mutation import Snapshot, changes, snapshot
 from lpcompile.passes.graph.own_generators import draws_seen
 from lpcompile.passes.graph.tree import Tree, flatten
@@ -42,12 +42,14 @@ from lpcompile.passes.graph.untouched import python_rng_state, rng_state, set_rn
 class Recorder(TorchFunctionMode):
     """Records `shadow.root(*args, **kwargs)` into `graph`; `kept_whole` names modules to keep as leaves.
 
-    `specialise` freezes branches on data as the example inputs take them (real tensors only).
+    `specialise` freezes branches on data as the example inputs take them (real tensors only); `values` are the real
+    inputs by name, from which forward may read numbers that are checked at every call.
     """
 
     def __init__(self, shadow: Shadow, kept_whole: frozenset[str] = frozenset(), specialise: bool = False,
                  watch_random: bool = False, branches: Branches | None = None,
-                 choosers: Sequence[draws.Chooser] = ()) -> None:  # fmt: skip
+                 choosers: Sequence[draws.Chooser] = (),
+                 values: Mapping[str, torch.Tensor] | None = None) -> None:  # fmt: skip
         super().__init__()
         self.shadow, self.kept_whole, self.specialise = shadow, kept_whole, specialise
         self.autocasts: list[AutocastRegion] = []  # the regions that forward is inside of
@@ -55,7 +57,7 @@ class Recorder(TorchFunctionMode):
         self.writer = GraphWriter(shadow, self.trail, self.autocasts)
         self.graph, self.constants = self.writer.graph, self.writer.constants
         self.reads_training = self.reads_sizes = False
-        self.watch_random, self.branches, self.choosers = watch_random, branches, choosers
+        self.watch_random, self.branches, self.choosers, self.values = watch_random, branches, choosers, values
         self.draw_lines: list[str] = []  # lines that drew from Python's generators, if watched
         self.random_path: str | None = None  # the innermost module that drew from Python's generators
         self._held: dict[str, Snapshot] = {}  # attributes of the modules that stay whole, after their last call
@@ -295,9 +297,14 @@ class Recorder(TorchFunctionMode):
                     return self.branches.read(flag, self.trail.path) if name == "__bool__" else tensors[0]
                 with self:
                     return self._ranges.same(tensors[0], tensors[0].reshape(()).double())  # what reads it is a branch
+            steps = input_reads.origin(flag) if name in input_reads.NUMBER_READS and flag is not None else []
+            if steps and self.values is not None:
+                number, inputs = input_reads.read(func, steps, self.values)
+                self.writer.check(as_read, flag, number, inputs)
+                return number
             reason = "what it does next depends on the values in a tensor (an if, a loop or a size): Python reads it"
             refusal = self.trail.refuse(f"{reason} with {name.strip('_')}()")
-            refusal.drawn = drawn
+            refusal.drawn, refusal.of_inputs = drawn, bool(steps)
             refusal.chooser = draws.chooser_of(sys._getframe(), self.shadow.root) if drawn else None
             raise refusal
         return self._observe(lambda: func(*args, **kwargs))[0]
