@@ -76,7 +76,9 @@ class Attempt:
             before = set(self.kept_whole)
             try:
                 return self._switched(tensors, training, rebuild)
-            except (NotASwitch, Unrecordable):
+            except (NotASwitch, Unrecordable) as error:
+                if isinstance(error, Unrecordable) and self.may_read(error):
+                    raise
                 self.switching[training] = False
                 self.kept_whole = before - self.blocks
         return self._finished(self._recorded(tensors, training, rebuild))
@@ -237,9 +239,10 @@ class Attempt:
         others = f" (and {len(paths) - 1} more {kind.__name__})" if len(paths) > 1 else ""
         self.notes.append(f"{refusal.path} is kept whole{others}: {refusal.reason}{explain.at(refusal.source)}")
 
-    def too_large(self, path: str) -> bool:
-        """Whether hardly anything would be left to cut beside a module that is kept whole."""
-        return not path or self._share(path) >= 0.9
+    def may_read(self, refusal: Unrecordable) -> bool:
+        """Whether to record again with `read_inputs`: with the module kept whole, hardly anything is left to cut."""
+        large = not refusal.path or self._share(refusal.path) >= 0.9
+        return refusal.of_inputs and not self.read_inputs and large
 
     def _share(self, path: str) -> float:
         total = sum(p.numel() for p in self.model.parameters())

@@ -29,8 +29,8 @@ def free_batch(
     reason = "an input refers to rows of another by number, so these are no samples" if rows else ""
     read = input_reads.checks(recording.graph)
     if read:
-        reason = f"Python reads {', '.join(str(n.args[1])[:40] for n in read)} from the values of an input"
-        reason += explain.at(read[0].meta["source"])
+        number, inputs = read[0].args[1:]
+        reason = f"Python reads {str(number)[:40]} from the values of {inputs}{explain.at(read[0].meta['source'])}"
     for size in () if rows or read else (batch + 1, batch + 2, 2 * batch):
         other = resized(tensors, size)
         smaller = _small_images(recording.graph, other, batch)

@@ -113,7 +113,7 @@ def _insist(
                 attempt.choosers += [error.chooser] if error.chooser is not None else []
             elif error.stray and not attempt.warmed and not explain.has_meta(attempt.model):
                 attempt.warm_caches(tensors, rebuild)
-            elif error.of_inputs and not attempt.read_inputs and attempt.too_large(path):
+            elif attempt.may_read(error):
                 attempt.read_inputs = True
             elif path and path not in attempt.kept_whole:
                 for refusal in (error, *error.also):

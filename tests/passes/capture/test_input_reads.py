@@ -80,6 +80,18 @@ class ReadsInEvaluation(GraphNet):
         return 3 if self.training else int(batch.max()) + 1
 
 
+class SkipsLayers(GraphNet):
+    """Layers that are skipped at random are read as switches, beside the number."""
+
+    def forward(self, x, edge_index, batch):
+        x = self.lift(x)
+        for layer in self.layers:
+            if self.training and torch.rand([]) < 0.3:
+                continue
+            x = x + layer(x)
+        return self.head(torch.zeros(self.count(batch), 16).index_add(0, batch, x))
+
+
 class Wrapped(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -106,7 +118,7 @@ def compiled(kind, K=3, **options):
 
 
 @pytest.mark.parametrize("K", [2, 3, 4])
-@pytest.mark.parametrize("kind", [GraphNet, ReadsItem, ReadsList, ReadsFloat, ReadsInEvaluation, Wrapped])
+@pytest.mark.parametrize("kind", [GraphNet, ReadsItem, ReadsList, ReadsFloat, ReadsInEvaluation, SkipsLayers, Wrapped])
 def test_the_program_is_the_model_for_inputs_with_the_same_number(kind, K) -> None:
     program = compiled(kind, K)
     assert not program.plan.batch_free and "Python reads" in " ".join(program.plan.notes)
@@ -115,11 +127,14 @@ def test_the_program_is_the_model_for_inputs_with_the_same_number(kind, K) -> No
             program.train(training)
             program.module.zero_grad()
             twin = copy.deepcopy(program.module)
-            found, wanted = program(*graphs(sizes, seed)), twin(*graphs(sizes, seed))
+            torch.manual_seed(seed)
+            found = program(*graphs(sizes, seed))
+            torch.manual_seed(seed)
+            wanted = twin(*graphs(sizes, seed))
             assert torch.equal(found, wanted)
             (found.sum() + wanted.sum()).backward()
             pairs = zip(program.module.parameters(), twin.parameters(), strict=True)
-            assert all(torch.equal(p.grad, q.grad) for p, q in pairs)
+            assert all(p.grad is q.grad or torch.equal(p.grad, q.grad) for p, q in pairs)
             assert all(torch.equal(p, q) for p, q in zip(program.module.buffers(), twin.buffers(), strict=True))
 
 
