@@ -130,7 +130,8 @@ class Attempt:
         readable = self.read_inputs and not any(t.is_meta for t in tensors)
         values = dict(zip(names, tensors, strict=True)) if readable else None
         recorder = Recorder(shadow, frozenset(self.kept_whole), self.specialise, self.watch_random, branches,
-                            self.choosers, values)  # fmt: skip
+                            self.choosers)  # fmt: skip
+        recorder.values = values
         before, generators = snapshot(shadow.root), python_rng_state()
         try:
             tree = recorder.run(list(zip(names, inputs, strict=True)), lambda root: root(*args, **kwargs))

@@ -32,7 +32,7 @@ from lpcompile.passes.capture.record.refusal import SIZED_BY_DATA, ModuleTrail
 from lpcompile.passes.capture.record.shadow import Shadow, fake_tensor
 from lpcompile.passes.capture.record.values import may_hold, numbers, stand_in
 from lpcompile.passes.capture.switches import Branches, is_drawn
-from lpcompile.passes.graph.calls import Apply, Chosen, Draw, Script, as_read, structure_of
+from lpcompile.passes.graph.calls import Apply, Chosen, Draw, Script, structure_of
 from lpcompile.passes.graph.mutation import Snapshot, changes, snapshot
 from lpcompile.passes.graph.own_generators import draws_seen
 from lpcompile.passes.graph.tree import Tree, flatten
@@ -42,14 +42,12 @@ from lpcompile.passes.graph.untouched import python_rng_state, rng_state, set_rn
 class Recorder(TorchFunctionMode):
     """Records `shadow.root(*args, **kwargs)` into `graph`; `kept_whole` names modules to keep as leaves.
 
-    `specialise` freezes branches on data as the example inputs take them (real tensors only); `values` are the real
-    inputs by name, from which forward may read numbers that are checked at every call.
+    `specialise` freezes branches on data as the example inputs take them (real tensors only).
     """
 
     def __init__(self, shadow: Shadow, kept_whole: frozenset[str] = frozenset(), specialise: bool = False,
                  watch_random: bool = False, branches: Branches | None = None,
-                 choosers: Sequence[draws.Chooser] = (),
-                 values: Mapping[str, torch.Tensor] | None = None) -> None:  # fmt: skip
+                 choosers: Sequence[draws.Chooser] = ()) -> None:  # fmt: skip
         super().__init__()
         self.shadow, self.kept_whole, self.specialise = shadow, kept_whole, specialise
         self.autocasts: list[AutocastRegion] = []  # the regions that forward is inside of
@@ -57,12 +55,12 @@ class Recorder(TorchFunctionMode):
         self.writer = GraphWriter(shadow, self.trail, self.autocasts)
         self.graph, self.constants = self.writer.graph, self.writer.constants
         self.reads_training = self.reads_sizes = False
-        self.watch_random, self.branches, self.choosers, self.values = watch_random, branches, choosers, values
+        self.watch_random, self.branches, self.choosers = watch_random, branches, choosers
+        self.values: Mapping[str, torch.Tensor] | None = None  # real inputs that numbers may be read from
         self.draw_lines: list[str] = []  # lines that drew from Python's generators, if watched
         self.random_path: str | None = None  # the innermost module that drew from Python's generators
         self._held: dict[str, Snapshot] = {}  # attributes of the modules that stay whole, after their last call
-        self._in_own_leaf = False  # inside a layer that is not of torch.nn
-        self._paused = False
+        self._paused = self._in_own_leaf = False  # own leaf: inside a layer that is not of torch.nn
         self._grad = True  # grad mode of forward itself: torch switches it off inside an autograd Function
         self._observer = Observer()
         self._ranges = UnitRange()
@@ -74,8 +72,7 @@ class Recorder(TorchFunctionMode):
         for name, tensor in inputs:
             self.writer.placeholder(name, tensor)
         for name, tensor in [*self.shadow.root.named_parameters(), *self.shadow.root.named_buffers()]:
-            key = storage_key(tensor)
-            if key is not None:
+            if (key := storage_key(tensor)) is not None:
                 self._observer.kept.add(key)
                 self.writer.name_storage(key, name)
         self._held = {path: snapshot(self.shadow.root.get_submodule(path)) for path in self.kept_whole}
@@ -109,8 +106,7 @@ class Recorder(TorchFunctionMode):
         if not path or not (path in self.kept_whole or (is_leaf(module) and self.shadow.has_weights_of(module))):
             return self._trace_through(path, call)
         self._refuse_set_from_outside(path, module)
-        own = not type(module).__module__.startswith("torch.nn.")
-        self._in_own_leaf = own
+        own = self._in_own_leaf = not type(module).__module__.startswith("torch.nn.")
         if own and any(isinstance(m, torch.jit.ScriptModule) for m in module.modules()):
             self.reads_training = True  # where no one sees it
         self.trail.stack.append(path)
@@ -135,9 +131,8 @@ class Recorder(TorchFunctionMode):
         """A layer that stays whole replays what its forward does to its attributes, not what its caller does."""
         for change in changes(self._held[path], module, set()) if path in self._held else ():
             name = ".".join(filter(None, (path, change.path, change.attribute)))
-            raise self.trail.refuse(
-                f"forward sets {name}, an attribute of a module that stays whole, before it calls it"
-            )
+            what = "an attribute of a module that stays whole, before it calls it"
+            raise self.trail.refuse(f"forward sets {name}, {what}")
 
     def _call_whole(self, path: str, call: Callable[[], Any], args: Any, kwargs: Any) -> Any:
         """Run a leaf. A module that reads the values of its tensors runs on real stand-ins, which give its shapes."""
@@ -299,9 +294,7 @@ class Recorder(TorchFunctionMode):
                     return self._ranges.same(tensors[0], tensors[0].reshape(()).double())  # what reads it is a branch
             steps = input_reads.origin(flag) if name in input_reads.NUMBER_READS and flag is not None else []
             if steps and self.values is not None:
-                number, inputs = input_reads.read(func, steps, self.values)
-                self.writer.check(as_read, flag, number, inputs)
-                return number
+                return input_reads.checked(func, steps, self.values, self.writer.check)
             reason = "what it does next depends on the values in a tensor (an if, a loop or a size): Python reads it"
             refusal = self.trail.refuse(f"{reason} with {name.strip('_')}()")
             refusal.drawn, refusal.of_inputs = drawn, bool(steps)
