@@ -14,11 +14,13 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from lpcompile.passes.capture import explain
 from lpcompile.passes.capture.record.caches import FunctionCaches, forget_fakes
 from lpcompile.passes.capture.record.draws import Chooser, by_type_checks
+from lpcompile.passes.capture.record.input_reads import check_first
 from lpcompile.passes.capture.record.recorder import Recorder
 from lpcompile.passes.capture.record.refusal import Unrecordable
 from lpcompile.passes.capture.record.shadow import Shadow, fake_tensor
 from lpcompile.passes.capture.signature import Rebuild, Signature
 from lpcompile.passes.capture.switches import Branches, Learned, Merger, NotASwitch, blocks, segments
+from lpcompile.passes.graph.calls import as_read
 from lpcompile.passes.graph.mutation import Change, changes, snapshot
 from lpcompile.passes.graph.tree import Tree
 from lpcompile.passes.graph.untouched import python_rng_state, untouched
@@ -51,6 +53,7 @@ class Attempt:
     fakes: dict[int, Any] = field(default_factory=dict)
     caches: FunctionCaches = field(default_factory=FunctionCaches)
     watch_random: bool = False
+    read_inputs: bool = False  # numbers that forward reads from inputs alone are constants that every call checks
     warmed: bool = False
     switching: dict[bool, bool] = field(default_factory=dict)  # by mode: record what is skipped at random as switches
     learned: dict[bool, Learned] = field(default_factory=dict)  # how, from the first recording in each mode
@@ -73,7 +76,9 @@ class Attempt:
             before = set(self.kept_whole)
             try:
                 return self._switched(tensors, training, rebuild)
-            except (NotASwitch, Unrecordable):
+            except (NotASwitch, Unrecordable) as error:
+                if isinstance(error, Unrecordable) and self.may_read(error):
+                    raise
                 self.switching[training] = False
                 self.kept_whole = before - self.blocks
         return self._finished(self._recorded(tensors, training, rebuild))
@@ -121,10 +126,13 @@ class Attempt:
         convert = self._alias if self.real else self._fake_input
         inputs = [convert(t) for t in tensors]
         args, kwargs = rebuild(inputs)
+        names = [name for name, _ in self.signature.inputs]
+        readable = self.read_inputs and not any(t.is_meta for t in tensors)
+        values = dict(zip(names, tensors, strict=True)) if readable else None
         recorder = Recorder(shadow, frozenset(self.kept_whole), self.specialise, self.watch_random, branches,
                             self.choosers)  # fmt: skip
+        recorder.values = values
         before, generators = snapshot(shadow.root), python_rng_state()
-        names = [name for name, _ in self.signature.inputs]
         try:
             tree = recorder.run(list(zip(names, inputs, strict=True)), lambda root: root(*args, **kwargs))
         except Exception as error:
@@ -136,6 +144,7 @@ class Attempt:
 
     def _finished(self, made: tuple[Recorder, Tree]) -> Recording:
         recorder, tree = made
+        check_first(recorder.graph)
         recorder.graph.eliminate_dead_code(_has_effect)
         return Recording(recorder.graph, tree, dict(recorder.constants), recorder.reads_training, recorder.reads_sizes)
 
@@ -231,6 +240,11 @@ class Attempt:
         others = f" (and {len(paths) - 1} more {kind.__name__})" if len(paths) > 1 else ""
         self.notes.append(f"{refusal.path} is kept whole{others}: {refusal.reason}{explain.at(refusal.source)}")
 
+    def may_read(self, refusal: Unrecordable) -> bool:
+        """Whether to record again with `read_inputs`: with the module kept whole, hardly anything is left to cut."""
+        large = not refusal.path or self._share(refusal.path) >= 0.9
+        return refusal.of_inputs and not self.read_inputs and large
+
     def _share(self, path: str) -> float:
         total = sum(p.numel() for p in self.model.parameters())
         part = sum(p.numel() for p in self.model.get_submodule(path).parameters())
@@ -241,4 +255,4 @@ def _has_effect(node: fx.Node) -> bool:
     """Whether a node does more than make its value: a layer may write its state, a draw advances the generator."""
     if node.op in ("placeholder", "output", "call_module"):
         return True
-    return bool(node.meta.get("random") or node.meta.get("writes"))
+    return bool(node.meta.get("random") or node.meta.get("writes") or node.target is as_read)

@@ -7,7 +7,9 @@ from typing import Any
 import torch
 from torch import fx
 
+from lpcompile.passes.capture import explain
 from lpcompile.passes.capture.attempt import Attempt, Recording
+from lpcompile.passes.capture.record import input_reads
 from lpcompile.passes.capture.record.refusal import Unrecordable
 from lpcompile.passes.capture.signature import Rebuild
 from lpcompile.passes.graph.batch import Different, batch_size, confirm, follows, resized, same_graph
@@ -25,7 +27,11 @@ def free_batch(
         return {}, None
     rows = _numbers_rows(tensors, batch) and attempt.fails_on(resized(tensors, 2), rebuild)
     reason = "an input refers to rows of another by number, so these are no samples" if rows else ""
-    for size in () if rows else (batch + 1, batch + 2, 2 * batch):
+    read = input_reads.checks(recording.graph)
+    if read:
+        number, inputs = read[0].args[1:]
+        reason = f"Python reads {str(number)[:40]} from the values of {inputs}{explain.at(read[0].meta['source'])}"
+    for size in () if rows or read else (batch + 1, batch + 2, 2 * batch):
         other = resized(tensors, size)
         smaller = _small_images(recording.graph, other, batch)
         for probe in [smaller, other] if smaller is not None else [other]:
@@ -42,11 +48,16 @@ def free_batch(
                 if isinstance(error, Unrecordable) and error.stray and not attempt.warmed:
                     attempt.warm_caches(tensors, rebuild)
                 reason = str(error)
-    for node in recording.graph.nodes:
-        if node.meta.get("spec") is not None:
-            node.meta["spec"] = node.meta["spec"].with_batch(())
+    tie(recording.graph)
     attempt.notes.append(f"the graph is tied to batch size {batch}: {reason}")
     return {}, None
+
+
+def tie(graph: fx.Graph) -> None:
+    """No size of the graph follows the batch."""
+    for node in graph.nodes:
+        if node.meta.get("spec") is not None:
+            node.meta["spec"] = node.meta["spec"].with_batch(())
 
 
 def _numbers_rows(tensors: list[torch.Tensor], batch: int) -> bool:

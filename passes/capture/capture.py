@@ -23,8 +23,9 @@ from lpcompile.errors import CaptureError, UsageError
 from lpcompile.passes.capture import explain
 from lpcompile.passes.capture.attempt import Again, Attempt, Recording
 from lpcompile.passes.capture.attribute_guard import AttributeGuard
-from lpcompile.passes.capture.batch_freedom import free_batch
+from lpcompile.passes.capture.batch_freedom import free_batch, tie
 from lpcompile.passes.capture.captured import Captured, CaptureInfo
+from lpcompile.passes.capture.record import input_reads
 from lpcompile.passes.capture.record.refusal import Unrecordable
 from lpcompile.passes.capture.signature import Rebuild, Signature, example_call, make_signature, rebuilder
 from lpcompile.passes.graph.batch import Different, batch_size, follow_batch, follow_device, resized, same_graph
@@ -69,20 +70,28 @@ def capture(
 
 def _capture(attempt: Attempt, tensors: list[torch.Tensor], rebuild: Rebuild, front_end: str) -> Captured:
     batch = batch_size(tensors)
-    start = tensors if batch != 1 else resized(tensors, 2)  # sizes of one are special: broadcasting, squeeze
+    # Sizes of one are special: broadcasting, squeeze. But a graph with a number of the inputs is for their size.
+    start = tensors if batch != 1 or attempt.read_inputs else resized(tensors, 2)
     train = _insist(attempt, start, True, rebuild, front_end)
+    if attempt.read_inputs and start is not tensors:
+        return _capture(attempt, tensors, rebuild, front_end)
     marks, small = free_batch(attempt, train, start, True, rebuild)
     device = next((t.device for t in tensors), torch.device("cpu"))
     evaluate = train
     try:
         if train.reads_training:
             evaluate = _insist(attempt, start, False, rebuild, front_end)
+            if attempt.read_inputs and start is not tensors:
+                return _capture(attempt, tensors, rebuild, front_end)
             same_graph(train.graph, evaluate.graph)
             evaluate = train if evaluate.tree.text == train.tree.text else Recording(train.graph, evaluate.tree, {})
     except Different:
         eval_marks, _ = free_batch(attempt, evaluate, start, False, rebuild)
         follow_batch(evaluate.graph, eval_marks)
         follow_device(evaluate.graph, device)
+        if input_reads.checks(evaluate.graph) and marks:
+            marks, small = {}, None
+            tie(train.graph)
     follow_batch(train.graph, marks)
     follow_device(train.graph, device)
     return _assemble(attempt, {True: train, False: evaluate}, marks != {}, small)
@@ -104,6 +113,8 @@ def _insist(
                 attempt.choosers += [error.chooser] if error.chooser is not None else []
             elif error.stray and not attempt.warmed and not explain.has_meta(attempt.model):
                 attempt.warm_caches(tensors, rebuild)
+            elif attempt.may_read(error):
+                attempt.read_inputs = True
             elif path and path not in attempt.kept_whole:
                 for refusal in (error, *error.also):
                     attempt.keep_whole(refusal)

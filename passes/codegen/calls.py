@@ -183,6 +183,9 @@ def _our_call(step: Operation, arguments: _Arguments, module: Callable[[str], st
         names.helpers.add("chosen")
         names.use("torch")
         return Expr(f"chosen({names.ref(target.function)}, {arguments.call(args, kwargs)})", kind="function")
+    if target is calls.as_read:
+        names.helpers.add("as_read")
+        return Expr(f"as_read({arguments.call(args, kwargs)})", kind="function")
     if target is calls.as_recorded:
         names.helpers.add("as_recorded")
         names.use("torch")

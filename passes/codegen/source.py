@@ -28,7 +28,7 @@ from lpcompile.passes.codegen.text.names import prose
 from lpcompile.passes.codegen.text.values import Names, Unprintable
 from lpcompile.passes.codegen.tree import Part, View, access, build_tree, is_container
 from lpcompile.passes.codegen.units import Units
-from lpcompile.passes.graph.calls import as_recorded, chosen, structure_of
+from lpcompile.passes.graph.calls import as_read, as_recorded, chosen, structure_of
 from lpcompile.passes.graph.module import TwoModeModule
 
 REBUILD_HELPER = '''
@@ -57,7 +57,13 @@ CHOSEN_HELPER = (
     .strip()
     .splitlines()
 )
-HELPERS = {"rebuild": REBUILD_HELPER, "as_recorded": CHECK_HELPER, "chosen": CHOSEN_HELPER}
+READ_HELPER = (
+    re.sub(r": (Any|str)| -> None", "", inspect.getsource(as_read))
+    .replace("InputError", "ValueError")
+    .strip()
+    .splitlines()
+)
+HELPERS = {"as_read": READ_HELPER, "rebuild": REBUILD_HELPER, "as_recorded": CHECK_HELPER, "chosen": CHOSEN_HELPER}
 
 
 def stage_source(stage: TwoModeModule, model: nn.Module | None, name: str, doc: list[str]) -> str:
@@ -123,7 +129,7 @@ def _import_functions(views: dict[bool, View], names: Names) -> None:
     for view in views.values():
         for node in view.steps:
             step = operation(node, names)
-            if step.op == "call_function":
+            if step.op == "call_function" and step.target not in (as_read, as_recorded):  # the file has its own
                 with contextlib.suppress(Unprintable):  # the error is raised where the step is written, with its place
                     names.ref(getattr(step.target, "function", step.target))
 

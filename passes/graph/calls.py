@@ -158,6 +158,18 @@ def as_recorded(value: Any, structure: str, path: str) -> Any:
     return value
 
 
+def as_read(tensor: Any, recorded: Any, inputs: str) -> None:
+    """Refuse inputs of which the code before read another number than `recorded`, which the graph is made for."""
+    if type(tensor).__name__ == "FakeTensor" or tensor.is_meta:  # it has no values: a cost is counted
+        return
+    found = int(tensor) if type(recorded) is int else tensor.tolist()
+    if repr(found) != repr(recorded):
+        raise InputError(
+            f"forward reads {repr(found)[:80]} from the values of {inputs} now and read {repr(recorded)[:80]} when the "
+            f"model was compiled; compile again for inputs like these"
+        )
+
+
 def call_method(name: str, owner: Any, *args: Any, **kwargs: Any) -> Any:
     return getattr(owner, name)(*args, **kwargs)
 

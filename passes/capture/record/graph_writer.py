@@ -90,6 +90,10 @@ class GraphWriter:
         self._bind(out, node)
         return node
 
+    def check(self, target: Any, *args: Any) -> None:
+        """Append a step without a result, the same in every context."""
+        self._describe(self.graph.call_function(target, args), None, Observation())
+
     def _as_function(self, op: str, target: Any, arguments: Any) -> tuple[str, Any, Any]:
         """The same call as a plain function, which a context can wrap."""
         if op == "call_module":

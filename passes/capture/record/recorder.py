@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from itertools import takewhile
@@ -20,7 +20,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 
-from lpcompile.passes.capture.record import draws
+from lpcompile.passes.capture.record import draws, input_reads
 from lpcompile.passes.capture.record.caches import refuse_closed
 from lpcompile.passes.capture.record.graph_writer import GraphWriter
 from lpcompile.passes.capture.record.leaves import is_leaf
@@ -56,11 +56,11 @@ class Recorder(TorchFunctionMode):
         self.graph, self.constants = self.writer.graph, self.writer.constants
         self.reads_training = self.reads_sizes = False
         self.watch_random, self.branches, self.choosers = watch_random, branches, choosers
+        self.values: Mapping[str, torch.Tensor] | None = None  # real inputs that numbers may be read from
         self.draw_lines: list[str] = []  # lines that drew from Python's generators, if watched
         self.random_path: str | None = None  # the innermost module that drew from Python's generators
         self._held: dict[str, Snapshot] = {}  # attributes of the modules that stay whole, after their last call
-        self._in_own_leaf = False  # inside a layer that is not of torch.nn
-        self._paused = False
+        self._paused = self._in_own_leaf = False  # own leaf: inside a layer that is not of torch.nn
         self._grad = True  # grad mode of forward itself: torch switches it off inside an autograd Function
         self._observer = Observer()
         self._ranges = UnitRange()
@@ -72,8 +72,7 @@ class Recorder(TorchFunctionMode):
         for name, tensor in inputs:
             self.writer.placeholder(name, tensor)
         for name, tensor in [*self.shadow.root.named_parameters(), *self.shadow.root.named_buffers()]:
-            key = storage_key(tensor)
-            if key is not None:
+            if (key := storage_key(tensor)) is not None:
                 self._observer.kept.add(key)
                 self.writer.name_storage(key, name)
         self._held = {path: snapshot(self.shadow.root.get_submodule(path)) for path in self.kept_whole}
@@ -107,8 +106,7 @@ class Recorder(TorchFunctionMode):
         if not path or not (path in self.kept_whole or (is_leaf(module) and self.shadow.has_weights_of(module))):
             return self._trace_through(path, call)
         self._refuse_set_from_outside(path, module)
-        own = not type(module).__module__.startswith("torch.nn.")
-        self._in_own_leaf = own
+        own = self._in_own_leaf = not type(module).__module__.startswith("torch.nn.")
         if own and any(isinstance(m, torch.jit.ScriptModule) for m in module.modules()):
             self.reads_training = True  # where no one sees it
         self.trail.stack.append(path)
@@ -133,9 +131,8 @@ class Recorder(TorchFunctionMode):
         """A layer that stays whole replays what its forward does to its attributes, not what its caller does."""
         for change in changes(self._held[path], module, set()) if path in self._held else ():
             name = ".".join(filter(None, (path, change.path, change.attribute)))
-            raise self.trail.refuse(
-                f"forward sets {name}, an attribute of a module that stays whole, before it calls it"
-            )
+            what = "an attribute of a module that stays whole, before it calls it"
+            raise self.trail.refuse(f"forward sets {name}, {what}")
 
     def _call_whole(self, path: str, call: Callable[[], Any], args: Any, kwargs: Any) -> Any:
         """Run a leaf. A module that reads the values of its tensors runs on real stand-ins, which give its shapes."""
@@ -295,9 +292,12 @@ class Recorder(TorchFunctionMode):
                     return self.branches.read(flag, self.trail.path) if name == "__bool__" else tensors[0]
                 with self:
                     return self._ranges.same(tensors[0], tensors[0].reshape(()).double())  # what reads it is a branch
+            steps = input_reads.origin(flag) if name in input_reads.NUMBER_READS and flag is not None else []
+            if steps and self.values is not None:
+                return input_reads.checked(func, steps, self.values, self.writer.check)
             reason = "what it does next depends on the values in a tensor (an if, a loop or a size): Python reads it"
             refusal = self.trail.refuse(f"{reason} with {name.strip('_')}()")
-            refusal.drawn = drawn
+            refusal.drawn, refusal.of_inputs = drawn, bool(steps)
             refusal.chooser = draws.chooser_of(sys._getframe(), self.shadow.root) if drawn else None
             raise refusal
         return self._observe(lambda: func(*args, **kwargs))[0]
