@@ -13,15 +13,21 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.utils import parametrizations, parametrize
+from torch.nn.utils.spectral_norm import SpectralNorm
+from torch.nn.utils.weight_norm import WeightNorm
 
 from lpcompile.passes.codegen.text.names import is_plain, quote
 from lpcompile.passes.codegen.text.values import Names, Unprintable, refuse
 from lpcompile.passes.codegen.torch_layers import MODULE_ATTRIBUTES, constructor_arguments, parameters, required
 from lpcompile.passes.graph.module import HOOKS
 
+_WEIGHT_NORM = {"dim": 0}
+_SPECTRAL_NORM = {"n_power_iterations": 1, "eps": 1e-12, "dim": None}
 _NORMS: dict[Any, tuple[str, dict[str, Any]]] = {
-    parametrizations._WeightNorm: ("weight_norm", {"dim": 0}),
-    parametrizations._SpectralNorm: ("spectral_norm", {"n_power_iterations": 1, "eps": 1e-12, "dim": None}),
+    parametrizations._WeightNorm: ("parametrizations.weight_norm", _WEIGHT_NORM),
+    parametrizations._SpectralNorm: ("parametrizations.spectral_norm", _SPECTRAL_NORM),
+    WeightNorm: ("weight_norm", _WEIGHT_NORM),  # the older ones are hooks
+    SpectralNorm: ("spectral_norm", _SPECTRAL_NORM),
 }
 
 
@@ -58,6 +64,8 @@ def leaf(module: nn.Module, path: str, names: Names) -> Leaf:
     check_hooks(module, path)
     if parametrize.is_parametrized(module):
         return Leaf(type(module), source=_parametrized(module, path, names))
+    if _norm_hook(module) is not None:
+        return Leaf(type(module), source=_hooked(module, path, names))
     frozen = tuple(n for n, p in module.named_parameters(remove_duplicate=False) if not p.requires_grad)
     total = sum(1 for _ in module.named_parameters(remove_duplicate=False))
     if len(frozen) in (0, total):
@@ -72,7 +80,7 @@ def check_hooks(module: nn.Module, path: str) -> None:
         if isinstance(child, torch.jit.ScriptModule):
             raise refuse(f"{name} ({type(child).__name__})", "it is a TorchScript module, which has no Python code",
                          "compile the model with the nn.Module that it was made from")  # fmt: skip
-        if any(getattr(child, kind, None) for kind in HOOKS):
+        if any(getattr(child, kind, None) for kind in HOOKS) and _norm_hook(child) is None:
             raise refuse(f"{name} ({type(child).__name__})", "it has hooks, which are objects of this process",
                          "remove them before emit, and register them again on the loaded program")  # fmt: skip
         if "forward" in child.__dict__:
@@ -128,11 +136,37 @@ def _parametrized(module: nn.Module, path: str, names: Names) -> str:
     plain.__dict__.update(vars(module))
     plain.__dict__["_modules"] = {n: m for n, m in module._modules.items() if n != "parametrizations"}
     plain.__dict__["_parameters"] = {name: nn.Parameter(torch.empty_like(like)), **module._parameters}
-    wrapper, defaults = _NORMS[type(step)]
+    return _normed(plain, step, name, path, names)
+
+
+def _norm_hook(module: nn.Module) -> Any:
+    """The older weight norm or spectral norm of a layer, if that is its only hook and all parameters are trained."""
+    hooks = [hook for kind in HOOKS for hook in getattr(module, kind, {}).values()]
+    known = len(hooks) == 1 and type(hooks[0]) in (WeightNorm, SpectralNorm)
+    return hooks[0] if known and all(p.requires_grad for p in module.parameters()) else None
+
+
+def _hooked(module: nn.Module, path: str, names: Names) -> str:
+    """A layer under one of the older norms: its tensors are `weight_g` and `weight_v`, or `weight_orig` and buffers."""
+    hook = _norm_hook(module)
+    name, added = hook.name, [f"{hook.name}_{suffix}" for suffix in ("g", "v", "u", "orig")]
+    like = getattr(module, f"{name}_v" if isinstance(hook, WeightNorm) else f"{name}_orig")
+    plain = type(module).__new__(type(module))
+    plain.__dict__.update({n: value for n, value in vars(module).items() if n != name})
+    plain.__dict__["_forward_pre_hooks"] = {}
+    for kind in ("_parameters", "_buffers"):
+        plain.__dict__[kind] = {n: t for n, t in getattr(module, kind).items() if n not in added}
+    plain.__dict__["_parameters"] = {name: nn.Parameter(torch.empty_like(like)), **plain._parameters}
+    return _normed(plain, hook, name, path, names)
+
+
+def _normed(plain: nn.Module, norm: Any, name: str, path: str, names: Names) -> str:
+    """The call that puts the tensor `name` of a plain layer under a norm."""
+    wrapper, defaults = _NORMS[type(norm)]
     rest = [quote(name)] if name != "weight" else []
-    rest += [f"{k}={names.literal(getattr(step, k))}" for k, v in defaults.items() if getattr(step, k) != v]
+    rest += [f"{k}={names.literal(getattr(norm, k))}" for k, v in defaults.items() if getattr(norm, k) != v]
     names.use("nn")
-    return f"nn.utils.parametrizations.{wrapper}({', '.join([_child(plain, path, names), *rest])})"
+    return f"nn.utils.{wrapper}({', '.join([_child(plain, path, names), *rest])})"
 
 
 def _child(module: nn.Module | None, path: str, names: Names) -> str:

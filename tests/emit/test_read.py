@@ -265,3 +265,31 @@ def test_a_models_own_train_that_keeps_layers_frozen_holds_after_loading(tmp_pat
     before = again.module.get_buffer("body.0.1.running_mean").clone()
     again(torch.randn(5, 4))
     assert torch.equal(again.module.get_buffer("body.0.1.running_mean"), before)
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm. is deprecated:FutureWarning")
+def test_the_older_norms_of_weights_are_emitted(tmp_path: Path) -> None:
+    old = nn.utils
+
+    def block() -> nn.Sequential:
+        spectral = old.spectral_norm(nn.ConvTranspose1d(4, 4, 1), n_power_iterations=2)
+        whole = old.weight_norm(nn.Conv1d(4, 4, 1, bias=False), dim=None)
+        return nn.Sequential(old.weight_norm(nn.Conv1d(4, 4, 3, padding=1)), nn.Tanh(), spectral, whole)
+
+    torch.manual_seed(0)
+    model, x = nn.Sequential(*[block() for _ in range(4)]), torch.randn(2, 4, 8)
+    program_of(model, 2, x).emit(tmp_path / "p")
+    assert "nn.utils.weight_norm(nn.Conv1d(4, 4, 3, padding=1))" in (tmp_path / "p/stage_0.py").read_text()
+    again = lpcompile.load(tmp_path / "p")
+    for _ in range(2):
+        assert torch.equal(again.eval()(x), model.eval()(x))
+        for mine in (model.train(), again.train()):
+            optimizer = torch.optim.SGD(mine.parameters(), lr=0.1)
+            mine(x).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        state, loaded = model.state_dict(), again.module.state_dict()
+        assert state.keys() == loaded.keys() and all(torch.equal(loaded[name], state[name]) for name in state)
+    with pytest.raises(EmitError, match="it has hooks"):
+        model[0][0].register_forward_hook(lambda *_: None)
+        program_of(model, 2, x).emit(tmp_path / "hooked")

@@ -7,11 +7,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lpcompile.passes.graph.fake_norm import quick_batch_norm
 from lpcompile.passes.graph.flop_formulas import FORMULAS
+
+_DEVICE = torch.ops.prim.device.default
 
 # Their schemas do not say that running statistics are written.
 _BATCH_NORMS = {"aten::native_batch_norm", "aten::cudnn_batch_norm", "aten::miopen_batch_norm"}
@@ -57,6 +60,9 @@ class Observer(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if func is _DEVICE:  # torch asks at every call; what runs below would be slower than the call itself
+            fake = isinstance(args[0], FakeTensor) and not args[0].fake_mode.in_kernel_invocation
+            return args[0].fake_device if fake else func(*args, **kwargs)
         quick = quick_batch_norm(func, args)
         out = func(*args, **kwargs) if quick is None else quick
         if torch.Tag.nondeterministic_seeded in func.tags:

@@ -34,6 +34,18 @@ def test_norms_are_wrapped_again() -> None:
     assert text(spectral) == "nn.utils.parametrizations.spectral_norm(nn.Linear(3, 4), n_power_iterations=2, dim=0)"
 
 
+@pytest.mark.filterwarnings("ignore:.*weight_norm. is deprecated:FutureWarning")
+def test_the_older_norms_are_wrapped_again() -> None:
+    assert text(nn.utils.weight_norm(nn.Linear(3, 4))) == "nn.utils.weight_norm(nn.Linear(3, 4))"
+    recurrent = nn.utils.weight_norm(nn.LSTM(3, 4), "weight_ih_l0", dim=1)
+    assert text(recurrent) == 'nn.utils.weight_norm(nn.LSTM(3, 4), "weight_ih_l0", dim=1)'
+    spectral = nn.utils.spectral_norm(nn.Linear(3, 4), n_power_iterations=2)
+    assert text(spectral) == "nn.utils.spectral_norm(nn.Linear(3, 4), n_power_iterations=2, dim=0)"
+    spectral.register_forward_hook(lambda *_: None)
+    with pytest.raises(EmitError, match="it has hooks"):
+        text(spectral)
+
+
 def test_a_changed_layer_is_rebuilt_attribute_by_attribute() -> None:
     layer = nn.Linear(3, 4)
     layer.weight.requires_grad_(False)

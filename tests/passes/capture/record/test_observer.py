@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from lpcompile.passes.capture.record.observer import Observation, Observer, storage_key
 
@@ -24,6 +27,21 @@ def test_a_product_counts_twice_its_multiplications_and_its_backward_by_what_is_
     found = observed(lambda: x @ w)
     assert (found.flops, found.backward_flops) == (2 * 4 * 8 * 2, 2 * 4 * 8 * 2)
     assert observed(lambda: x.requires_grad_() @ w).backward_flops == 4 * 4 * 8 * 2
+
+
+def test_what_torch_asks_about_a_device_is_answered_at_once() -> None:
+    asked: list[str] = []
+
+    class Spy(TorchDispatchMode):  # type: ignore[misc]
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            asked.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    mode = FakeTensorMode()
+    x = mode.from_tensor(torch.ones(2, 3))
+    with mode, Spy(), Observer():
+        assert F.normalize(x).device == x.device == torch.device("cpu")
+    assert "aten.div.Tensor" in asked and "prim.device.default" not in asked
 
 
 def test_a_view_costs_nothing() -> None:
