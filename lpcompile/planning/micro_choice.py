@@ -49,10 +49,15 @@ def choose_micro(captured: Captured, units: list[Unit], tensors: list[torch.Tens
         seconds=options.measure_seconds,
         progress=within(options.progress, 0.0, 0.05),
     )
-    # micro-batches of a batch that is not divided evenly have fewer samples than the first: their mean time
-    steps = {M: predicted(method, facts.K, M, times[sizes[M]] * facts.batch / (M * sizes[M])) for M in choices}
+    steps = {M: predicted(method, facts.K, M, times[sizes[M]] * _evened(method, facts.batch, M)) for M in choices}
     longest = min(steps.values()) * (FRESHER if method.delayed else 1.0)
     return max((M for M in choices if steps[M] <= longest), key=lambda M: M if method.delayed else -M)
+
+
+def _evened(method: Method, batch: int, M: int) -> float:
+    """Where a batch is not divided evenly, later micro-batches have fewer samples than the first: the mean of them over
+    the first. Ranks of a method with late gradients take turns in slots, which last as long as their largest part."""
+    return 1.0 if method.delayed else batch / (M * -(-batch // M))
 
 
 def predicted(method: Method, K: int, M: int, ms: float) -> float:

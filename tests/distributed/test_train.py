@@ -153,7 +153,7 @@ def test_an_elastic_restart_goes_on_from_the_last_checkpoint(net, tmp_path):
         (["resnet20", "-K", "0"], 2, "all are numbers of 1 or more"),
         (["resnet20", "--resume"], 2, "--resume needs the folder of the checkpoints: --save DIR"),
         (["resnet20", "--batch", "5", "--replicas", "2"], 2, "--batch 5 cannot be shared by 2 replicas"),
-        (["resnet20", "--schedule", "linear"], 2, "--schedule linear is not one of one-cycle, cosine, constant"),
+        (["resnet20", "--schedule", "linear"], 2, "--schedule linear is not one of one-cycle, cosine, steps, constant"),
         (["resnet20", "--method", "gpipe", "--micro", "3"], 2, "micro=3 does not divide the batch of 64, and 'gpipe'"),
         (
             ["resnet20", "--method", "1f1b", "-K", "3", "--micro", "2"],

@@ -36,6 +36,13 @@ def test_small_micro_batches_are_taken_only_where_they_run_as_fast(monkeypatch, 
     assert plan.micro == (2 if overhead else 4)
 
 
+def test_slots_of_stream_are_as_long_as_the_largest_micro_batch(monkeypatch):
+    """15 samples in 4 parts are 4, 4, 4 and 3: four slots of 4, where 3 parts are three slots of 5."""
+    monkeypatch.setattr(micro_choice, "micro_times", lambda *given, **options: {s: float(s) for s in given[3]})
+    model, x = torch.nn.Sequential(*(torch.nn.Linear(6, 6) for _ in range(6))), torch.randn(15, 6)
+    assert lpcompile.parallelize(model, 2, example_inputs=x, method="stream", gate=False, cache=False).plan.micro == 3
+
+
 def test_measured_times_come_from_the_cache_the_second_time(monkeypatch, tmp_path):
     monkeypatch.setenv("LPCOMPILE_CACHE", str(tmp_path))
     x, model = torch.randn(64, 3, 8, 8), lpcompile.models.ResNet(14, width=4)
