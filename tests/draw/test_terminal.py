@@ -137,6 +137,8 @@ def test_inspect_fits_a_terminal_and_says_the_same_as_in_a_pipe(capsys):
 
 MEASURED = """
 import torch, lpcompile
+from lpcompile.core.system import progress
+progress.SHOWN_AFTER = 0.0
 model, x = lpcompile.models.resnet20(), torch.randn(4, 3, 32, 32)
 how = {"method": "penalty", "cache": False, "measure_seconds": 3.0}
 print(lpcompile.parallelize(model, 2, example_inputs=x, **how).plan)

@@ -42,8 +42,9 @@ class Shown:
     ...     progress(0.5, "measuring units")
     """
 
-    def __init__(self, name: str, out: Any = None, after: float = SHOWN_AFTER, every: float = LINE_EVERY) -> None:
+    def __init__(self, name: str, out: Any = None, after: float | None = None, every: float = LINE_EVERY) -> None:
         self.name, self.out, self.every = name, out or sys.stderr, every
+        after = SHOWN_AFTER if after is None else after
         self.live = bool(self.out.isatty())
         self.begin, self.next = time.monotonic(), time.monotonic() + after
         self.share, self.what, self.drawn, self.lock = 0.0, "", False, threading.Lock()
