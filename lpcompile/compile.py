@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import nn
 
 from lpcompile.core.plan import Plan
-from lpcompile.core.system.progress import Progress, Shown, silent
+from lpcompile.core.system.progress import Progress, Shown, rising, silent
 from lpcompile.errors import UsageError, options_checked
 from lpcompile.passes.auxnet.smaller import SmallerModel
 from lpcompile.passes.capture.signature import example_call
@@ -236,6 +236,7 @@ def _compile_together(
 
 def compile_call(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], options: Options) -> Compiled:
     """Run the pipeline, or the shorter one that follows a given plan."""
+    options = replace(options, progress=rising(options.progress))
     call: dict[str, Any] = {"model": model, "args": args, "kwargs": kwargs, "options": options}
     try:
         with torch.inference_mode(False), torch.enable_grad():

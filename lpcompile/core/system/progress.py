@@ -27,6 +27,18 @@ def within(progress: Progress, begin: float, end: float) -> Progress:
     return lambda share, what: progress(begin + (end - begin) * share, what)
 
 
+def rising(progress: Progress) -> Progress:
+    """Work that is done again, as AuxNets for a better split, does not move the bar back."""
+    most = 0.0
+
+    def shown(share: float, what: str) -> None:
+        nonlocal most
+        most = max(most, share)
+        progress(most, what)
+
+    return shown
+
+
 BAR = 30  # characters
 SHOWN_AFTER = 2.0  # seconds: shorter work shows nothing
 LINE_EVERY = 5.0  # seconds between lines, where there is no terminal
