@@ -11,6 +11,7 @@ import torch
 from torch import fx, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from lpcompile.core.system.gc_pause import gc_paused
 from lpcompile.passes.capture import explain
 from lpcompile.passes.capture.record.caches import FunctionCaches, forget_fakes
 from lpcompile.passes.capture.record.draws import Chooser, by_type_checks
@@ -134,7 +135,8 @@ class Attempt:
         recorder.values = values
         before, generators = snapshot(shadow.root), python_rng_state()
         try:
-            tree = recorder.run(list(zip(names, inputs, strict=True)), lambda root: root(*args, **kwargs))
+            with contextlib.nullcontext() if self.real else gc_paused():  # garbage of fake tensors is small
+                tree = recorder.run(list(zip(names, inputs, strict=True)), lambda root: root(*args, **kwargs))
         except Exception as error:
             raise explain.blame(error, recorder.trail) from error
         finally:

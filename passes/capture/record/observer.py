@@ -11,6 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from lpcompile.passes.capture.record.known_results import KnownResults
 from lpcompile.passes.graph.fake_norm import quick_batch_norm
 from lpcompile.passes.graph.flop_formulas import FORMULAS
 
@@ -43,9 +44,9 @@ class Observation:
 class Observer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """`begin()` before a call, `end()` after it gives its Observation. Calls do not nest."""
 
-    def __init__(self) -> None:
+    def __init__(self, known: KnownResults | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.now = Observation()
+        self.now, self.known = Observation(), known
         self.kept: set[int] = set()  # storages counted as saved already, and those of the model's own state
         self._saved: list[torch.Tensor] = []
         self._alive: list[Any] = []  # a freed storage's address would be reused
@@ -63,8 +64,9 @@ class Observer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func is _DEVICE:  # torch asks at every call; what runs below would be slower than the call itself
             fake = isinstance(args[0], FakeTensor) and not args[0].fake_mode.in_kernel_invocation
             return args[0].fake_device if fake else func(*args, **kwargs)
-        quick = quick_batch_norm(func, args)
-        out = func(*args, **kwargs) if quick is None else quick
+        out = quick_batch_norm(func, args)
+        if out is None:
+            out = func(*args, **kwargs) if self.known is None else self.known.call(func, args, kwargs)
         if torch.Tag.nondeterministic_seeded in func.tags:
             self.now.random = True
         if torch.Tag.dynamic_output_shape in func.tags and _looks_at_values(func, args):

@@ -23,6 +23,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from lpcompile.passes.capture.record import draws, input_reads
 from lpcompile.passes.capture.record.caches import refuse_closed
 from lpcompile.passes.capture.record.graph_writer import GraphWriter
+from lpcompile.passes.capture.record.known_results import known_results
 from lpcompile.passes.capture.record.leaves import is_leaf
 from lpcompile.passes.capture.record.observer import Observation, Observer, storage_key
 from lpcompile.passes.capture.record.operations import VALUE_READS, is_no_step, operation, reads_size
@@ -62,7 +63,7 @@ class Recorder(TorchFunctionMode):
         self._held: dict[str, Snapshot] = {}  # attributes of the modules that stay whole, after their last call
         self._paused = self._in_own_leaf = False  # own leaf: inside a layer that is not of torch.nn
         self._grad = True  # grad mode of forward itself: torch switches it off inside an autograd Function
-        self._observer = Observer()
+        self._observer = Observer(known_results(shadow.fake_mode))
         self._ranges = UnitRange()
 
     # ---- running

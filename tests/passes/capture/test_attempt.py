@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 from typing import Any
 
@@ -78,3 +79,19 @@ def test_from_the_second_refusal_on_all_modules_of_a_class_stay_whole() -> None:
     attempt.keep_whole(Unrecordable("1", "it branches"))
     assert attempt.kept_whole == {"0", "1", "2", "3"}
     assert attempt.notes[1] == "1 is kept whole (and 2 more Whole): it branches"
+
+
+@pytest.mark.parametrize("real", [False, True])
+def test_garbage_waits_while_fake_tensors_are_recorded_and_not_while_real_ones_are(real: bool) -> None:
+    enabled = []
+
+    class Looks(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            enabled.append(gc.isenabled())
+            return x + 1
+
+    x = torch.ones(3, 2)
+    attempt, rebuild = attempt_for(Looks(), x)
+    attempt.real = real
+    attempt.record([x], True, rebuild)
+    assert enabled == [real] and gc.isenabled()
