@@ -4,7 +4,8 @@ Representation: `module` (a GraphModule with a training and an evaluation graph)
 `tree` (nested values), `serial` (a graph as plain data). Analyses: `dataflow` (as a networkx graph), `liveness` (values
 that cross a cut), `residual` (residual blocks), `batch` (sizes that follow the batch), `mutation` (attributes that
 forward assigns). Running models: `untouched` (without side effects), `own_generators` (draws that no state shows),
-`fake_norm` (BatchNorm on fake tensors), `flop_formulas` (FLOPs of operators).
+`fake_norm` (BatchNorm on fake tensors), `fake_shapes` (results of other operators on them), `flop_formulas` (FLOPs of
+operators).
 
 Imports `core` and itself.
 """

@@ -6,27 +6,16 @@ itself, but to find one takes longer than to make it: this table takes a third o
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_invocation_manager
 
+from lpcompile.passes.graph.fake_shapes import Result, fake_results
+
 _PLAIN = frozenset({int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format})
 _IRREGULAR = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.inplace_view}
 _AS_STRIDED = torch.ops.aten.as_strided
-
-
-@dataclass(frozen=True)
-class Result:
-    """A tensor of new memory, or a view of the argument `source`."""
-
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-    offset: int
-    dtype: torch.dtype
-    device: torch.device
-    source: int | None
 
 
 class KnownResults:
@@ -47,13 +36,15 @@ class KnownResults:
         if not (self._is_regular(func) and self._add(key, tensors, (*args, *kwargs.items()))):
             return func(*args, **kwargs)
         call = tuple(key)
-        known = self._known.get(call)
-        if known is not None:
-            return self._made(known[0], known[1], tensors)
-        out = func(*args, **kwargs)
         if call not in self._known:
-            self._known[call] = self._learned(out, tensors) if tensors else None
-        return out
+            results = fake_results(func, args, kwargs)
+            if results is None:
+                out = func(*args, **kwargs)
+                self._known[call] = self._learned(out, tensors) if tensors else None
+                return out
+            self._known[call] = results, FakeTensor if len(results) == 1 else tuple
+        known = self._known[call]
+        return func(*args, **kwargs) if known is None else self._made(known[0], known[1], tensors)
 
     def _is_regular(self, func: Any) -> bool:
         """Whether results depend on nothing but what the key holds, and alias at most an argument."""
