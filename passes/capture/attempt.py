@@ -21,10 +21,13 @@ from lpcompile.passes.capture.record.refusal import Unrecordable
 from lpcompile.passes.capture.record.shadow import Shadow, fake_tensor
 from lpcompile.passes.capture.signature import Rebuild, Signature
 from lpcompile.passes.capture.switches import Branches, Learned, Merger, NotASwitch, blocks, segments
+from lpcompile.passes.graph.batch import Different
 from lpcompile.passes.graph.calls import as_read
 from lpcompile.passes.graph.mutation import Change, changes, snapshot
 from lpcompile.passes.graph.tree import Tree
 from lpcompile.passes.graph.untouched import python_rng_state, untouched
+
+CheckCall = Callable[[int, fx.Node], None]
 
 
 class Again(Exception):
@@ -38,6 +41,7 @@ class Recording:
     constants: dict[str, torch.Tensor]
     reads_training: bool = True  # whether evaluation may be another graph
     reads_sizes: bool = True  # whether another batch may be another graph in ways that two sizes do not show
+    calls: tuple[fx.Node, ...] = ()  # all calls as they were recorded; those without effect are erased
 
 
 @dataclass
@@ -62,8 +66,11 @@ class Attempt:
     own_attributes: set[str] = field(default_factory=set)  # attributes that forward sets
     blocks: set[str] = field(default_factory=set)  # layers that are kept whole only because they are switches
 
-    def record(self, tensors: list[torch.Tensor], training: bool, rebuild: Rebuild) -> Recording:
-        """One recording; where layers are skipped at random, several that are merged into one."""
+    def record(
+        self, tensors: list[torch.Tensor], training: bool, rebuild: Rebuild, check_call: CheckCall | None = None
+    ) -> Recording:
+        """One recording; where layers are skipped at random, several that are merged into one. `check_call` may refuse
+        a call by its number, which ends the recording."""
         learned = self.learned.get(training)
         if learned is not None:  # at another batch size: one recording is enough
             branches = Branches(lambda k: learned.outcome)
@@ -82,7 +89,7 @@ class Attempt:
                     raise
                 self.switching[training] = False
                 self.kept_whole = before - self.blocks
-        return self._finished(self._recorded(tensors, training, rebuild))
+        return self._finished(self._recorded(tensors, training, rebuild, None, check_call))
 
     def _switched(self, tensors: list[torch.Tensor], training: bool, rebuild: Rebuild) -> Recording:
         recorders: list[Recorder] = []
@@ -119,8 +126,9 @@ class Attempt:
         return self._finished((full[0], full[1]))
 
     def _recorded(
-        self, tensors: list[torch.Tensor], training: bool, rebuild: Rebuild, branches: Branches | None = None
-    ) -> tuple[Recorder, Tree]:
+        self, tensors: list[torch.Tensor], training: bool, rebuild: Rebuild, branches: Branches | None = None,
+        check_call: CheckCall | None = None,
+    ) -> tuple[Recorder, Tree]:  # fmt: skip
         shadow = Shadow(self.model, None if self.real else self.fake_mode, self.fakes)
         if shadow.root.training != training:
             shadow.root.train(training)
@@ -132,11 +140,13 @@ class Attempt:
         values = dict(zip(names, tensors, strict=True)) if readable else None
         recorder = Recorder(shadow, frozenset(self.kept_whole), self.specialise, self.watch_random, branches,
                             self.choosers)  # fmt: skip
-        recorder.values = values
+        recorder.values, recorder.writer.check_call = values, check_call
         before, generators = snapshot(shadow.root), python_rng_state()
         try:
             with contextlib.nullcontext() if self.real else gc_paused():  # garbage of fake tensors is small
                 tree = recorder.run(list(zip(names, inputs, strict=True)), lambda root: root(*args, **kwargs))
+        except Different:
+            raise
         except Exception as error:
             raise explain.blame(error, recorder.trail) from error
         finally:
@@ -148,7 +158,8 @@ class Attempt:
         recorder, tree = made
         check_first(recorder.graph)
         recorder.graph.eliminate_dead_code(_has_effect)
-        return Recording(recorder.graph, tree, dict(recorder.constants), recorder.reads_training, recorder.reads_sizes)
+        constants, calls = dict(recorder.constants), tuple(recorder.writer.calls)
+        return Recording(recorder.graph, tree, constants, recorder.reads_training, recorder.reads_sizes, calls)
 
     @staticmethod
     def _alias(tensor: torch.Tensor) -> torch.Tensor:

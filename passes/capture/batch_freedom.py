@@ -8,11 +8,20 @@ import torch
 from torch import fx
 
 from lpcompile.passes.capture import explain
-from lpcompile.passes.capture.attempt import Attempt, Recording
+from lpcompile.passes.capture.attempt import Attempt, CheckCall, Recording
 from lpcompile.passes.capture.record import input_reads
 from lpcompile.passes.capture.record.refusal import Unrecordable
 from lpcompile.passes.capture.signature import Rebuild
-from lpcompile.passes.graph.batch import Different, batch_size, confirm, follows, resized, same_graph
+from lpcompile.passes.graph.batch import (
+    Different,
+    batch_size,
+    confirm,
+    cropped,
+    follows,
+    resized,
+    same_call,
+    same_graph,
+)
 
 SMALL_IMAGE = 64  # pixels; the gate uses images of this size if the graph is proven not to depend on it
 SMALL_IMAGE_FLOPS = 4e9  # per sample: below this the gate is cheap anyway
@@ -36,7 +45,8 @@ def free_batch(
         smaller = _small_images(recording.graph, other, batch)
         for probe in [smaller, other] if smaller is not None else [other]:
             try:
-                second = attempt.record(probe, training, rebuild)
+                check = _alike(recording, (batch, size)) if probe is smaller else None
+                second = attempt.record(probe, training, rebuild, check)
                 if second.tree.text != recording.tree.text:
                     raise Different(f"the output is {recording.tree} and {second.tree} at batch {size}")
                 marks = same_graph(recording.graph, second.graph, (batch, size), probe is smaller)
@@ -51,6 +61,16 @@ def free_batch(
     tie(recording.graph)
     attempt.notes.append(f"the graph is tied to batch size {batch}: {reason}")
     return {}, None
+
+
+def _alike(recording: Recording, batches: tuple[int, int]) -> CheckCall:
+    """Ends a recording with other images at the first call that is another one: often it is among the first."""
+
+    def check(number: int, call: fx.Node) -> None:
+        if number < len(recording.calls) and not recording.calls[number]._erased:
+            same_call(recording.calls[number], call, batches)
+
+    return check
 
 
 def tie(graph: fx.Graph) -> None:
@@ -69,10 +89,5 @@ def _numbers_rows(tensors: list[torch.Tensor], batch: int) -> bool:
 def _small_images(graph: fx.Graph, tensors: list[torch.Tensor], batch: int) -> list[torch.Tensor] | None:
     """The inputs with images cropped to 64 px, or None if the gate would save little time."""
     flops = sum(n.meta.get("flops", 0) for n in graph.nodes) / max(batch, 1)
-
-    def is_image(t: torch.Tensor) -> bool:
-        return t.dim() == 4 and t.is_floating_point() and min(t.shape[2:]) >= 2 * SMALL_IMAGE
-
-    if flops < SMALL_IMAGE_FLOPS or not any(is_image(t) for t in tensors):
-        return None
-    return [t[:, :, :SMALL_IMAGE, :SMALL_IMAGE].contiguous() if is_image(t) else t for t in tensors]
+    smaller = tensors if flops < SMALL_IMAGE_FLOPS else cropped(tensors, SMALL_IMAGE)
+    return None if smaller is tensors else smaller

@@ -39,6 +39,17 @@ def resized(tensors: list[torch.Tensor], batch: int) -> list[torch.Tensor]:
     return [t[torch.arange(batch) % now] if t.dim() > 0 and t.shape[0] == now else t for t in tensors]
 
 
+def cropped(tensors: list[torch.Tensor], size: int) -> list[torch.Tensor]:
+    """The inputs with images of at least twice this size cropped to it; `tensors` itself if there are none."""
+
+    def is_image(t: torch.Tensor) -> bool:
+        return t.dim() == 4 and t.is_floating_point() and min(t.shape[2:]) >= 2 * size
+
+    if not any(map(is_image, tensors)):
+        return tensors
+    return [t[:, :, :size, :size].contiguous() if is_image(t) else t for t in tensors]
+
+
 def same_graph(
     left: fx.Graph, right: fx.Graph, batches: tuple[int, int] | None = None, other_sizes: bool = False
 ) -> dict[fx.Node, Any]:
@@ -64,10 +75,21 @@ def same_graph(
     return found
 
 
-def _match(a: Any, b: Any, twin: dict[fx.Node, fx.Node], batches: tuple[int, int] | None, other_sizes: bool) -> Any:
-    """The structure of `a` with (c, d) where an integer follows the batch, and None elsewhere."""
+def same_call(left: fx.Node, right: fx.Node, batches: tuple[int, int]) -> None:
+    """Raise `Different` if no graph with `right` can be the one with `left` for images of another size."""
+    if left.op != right.op or left.target != right.target:
+        raise Different(f"{left.format_node()} against {right.format_node()}")
+    for a, b in ((left.args, right.args), (dict(left.kwargs), dict(right.kwargs))):
+        _match(a, b, None, batches, other_sizes=True)
+
+
+def _match(
+    a: Any, b: Any, twin: dict[fx.Node, fx.Node] | None, batches: tuple[int, int] | None, other_sizes: bool
+) -> Any:
+    """The structure of `a` with (c, d) where an integer follows the batch, and None elsewhere. Without `twin` any two
+    nodes match."""
     if isinstance(a, fx.Node):
-        if twin[a] is not b:
+        if not isinstance(b, fx.Node) or (twin is not None and twin[a] is not b):
             raise Different(f"{a} is used where the other uses {b}")
         return None
     if type(a) is not type(b):

@@ -63,3 +63,32 @@ def test_micro_batches_of_samples_that_influence_each_other_have_enough_of_them(
     assert (NOTE in plan.notes) == (expected and not isinstance(model[0][1], nn.BatchNorm1d))
     assert all(torch.equal(t, before[name]) for name, t in model.state_dict().items())
     assert getattr(model[0][1], "seen", 0) == 0 and model.training
+
+
+class Sized(nn.Module):
+    """Remembers the image sizes that it runs on; may take one alone."""
+
+    def __init__(self, only=None, mixes=False):
+        super().__init__()
+        self.layers = nn.Sequential(*(nn.Conv2d(3, 3, 3, padding=1) for _ in range(4)))
+        self.only, self.mixes = only, mixes
+
+    def forward(self, x):
+        if type(x) is torch.Tensor:  # no recording
+            SEEN.append(x.shape[-1])
+        assert self.only in (None, x.shape[-1])
+        x = self.layers(x.reshape(len(x), 3, x.shape[2], x.shape[3]))
+        return x + x.mean(0) if self.mixes else x
+
+
+SEEN: list[int] = []
+
+
+@pytest.mark.parametrize(
+    ("options", "sizes"), [({}, [64, 64]), ({"mixes": True}, [64, 64]), ({"only": 160}, [64, 160, 160])]
+)
+def test_the_trial_takes_small_images_where_the_model_does(options, sizes):
+    SEEN.clear()
+    model, x = Sized(**options), torch.randn(4, 3, 160, 160)
+    plan = lpcompile.parallelize(model, 2, example_inputs=x, cost="flops", gate=False).plan
+    assert SEEN == sizes and plan.batch_norm == options.get("mixes", False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import operator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -31,6 +32,8 @@ class GraphWriter:
         self.shadow, self.trail, self.autocasts = shadow, trail, autocasts
         self.graph = fx.Graph()
         self.constants: dict[str, torch.Tensor] = {}
+        self.calls: list[fx.Node] = []  # in order, also those that turn out to have no effect
+        self.check_call: Callable[[int, fx.Node], None] | None = None  # may refuse each as soon as it is written
         self._nodes: dict[int, fx.Node] = {}
         self._attributes: dict[str, fx.Node] = {}
         self._strays: dict[int, str] = {}  # tensors that exist outside the model, such as module globals
@@ -83,6 +86,9 @@ class GraphWriter:
             target = Autocast(target, *self.autocasts) if self.autocasts else target
             target = NoGrad(target) if no_grad else target
         node = self.graph.create_node(op, target, arguments, keywords)
+        if self.check_call is not None:
+            self.check_call(len(self.calls), node)
+        self.calls.append(node)
         self._describe(node, out, seen, path=path, varies=varies)
         if structure:
             node = self.graph.call_function(as_recorded, (node, structure, path))

@@ -53,3 +53,42 @@ def test_inputs_that_number_their_rows_are_taken_as_they_are():
     program = lpcompile.parallelize(model, 2, example_inputs=(x, index), cost="flops")
     assert program.plan.gate == "bitwise" and not program.plan.batch_free
     assert "by number" in program.plan.notes[0]
+
+
+RAN: list[list[int]] = []  # of each forward: image height, and layers that ran
+
+
+class Images(torch.nn.Module):
+    """Convolutions that cost enough for smaller images in the gate. `how`: what forward does with the image size."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.layers = torch.nn.ModuleList(torch.nn.Conv2d(3 if i == 0 else 64, 64, 7, padding=3) for i in range(4))
+        self.how = how
+
+    def forward(self, x):
+        batch, channels, height, width = x.shape
+        RAN.append([height, 0])
+        if self.how == "windows":
+            x = x.view(batch, channels, 2, height // 2, width).flatten(2, 3)
+        elif self.how == "unused":
+            x.sum((1, 2)) * width
+        for layer in self.layers:
+            RAN[-1][1] += 1
+            x = layer(x)
+        return x.mean((2, 3))
+
+
+@pytest.mark.parametrize(
+    ("how", "forwards"),
+    [
+        ("nothing", [[128, 4], [64, 4], [64, 4]]),
+        ("unused", [[128, 4], [64, 4], [64, 4]]),
+        ("windows", [[128, 4], [64, 0], [128, 4], [128, 4]]),
+    ],
+)
+def test_a_recording_of_small_images_ends_at_the_first_call_that_is_another(how, forwards):
+    RAN.clear()
+    captured = lpcompile.capture(Images(how), torch.randn(2, 3, 128, 128))
+    assert forwards == RAN and captured._lp.batch_free
+    assert (captured._lp.small_inputs is None) == (how == "windows")

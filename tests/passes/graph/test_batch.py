@@ -15,6 +15,7 @@ from lpcompile.passes.graph.batch import (
     Different,
     batch_size,
     confirm,
+    cropped,
     follow_batch,
     follow_device,
     follows,
@@ -49,6 +50,13 @@ def test_resized_repeats_or_drops_rows_and_leaves_inputs_without_the_batch() -> 
     longer, same = resized([rows, table], 5)
     assert longer.tolist() == [0, 1, 2, 0, 1] and same is table
     assert resized([rows], 2)[0].tolist() == [0, 1]
+
+
+def test_large_images_are_cropped_and_other_inputs_stay() -> None:
+    image, small, table = torch.randn(2, 3, 20, 30), torch.randn(2, 3, 15, 30), torch.randn(2, 40)
+    cut = cropped([image, small, table], 8)
+    assert torch.equal(cut[0], image[:, :, :8, :8]) and cut[1] is small and cut[2] is table
+    assert cropped(given := [small, table], 8) is given
 
 
 def test_integers_and_shapes_that_follow_the_batch_are_found() -> None:
