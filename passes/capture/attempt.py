@@ -59,6 +59,7 @@ class Attempt:
     learned: dict[bool, Learned] = field(default_factory=dict)  # how, from the first recording in each mode
     choosers: list[Chooser] = field(default_factory=list)  # functions that pick layers from a list at random
     own_attributes: set[str] = field(default_factory=set)  # attributes that forward sets
+    opened: set[str] = field(default_factory=set)  # layers that are recorded step by step
     blocks: set[str] = field(default_factory=set)  # layers that are kept whole only because they are switches
 
     def record(self, tensors: list[torch.Tensor], training: bool, rebuild: Rebuild) -> Recording:
@@ -130,7 +131,7 @@ class Attempt:
         readable = self.read_inputs and not any(t.is_meta for t in tensors)
         values = dict(zip(names, tensors, strict=True)) if readable else None
         recorder = Recorder(shadow, frozenset(self.kept_whole), self.specialise, self.watch_random, branches,
-                            self.choosers)  # fmt: skip
+                            self.choosers, self.opened)  # fmt: skip
         recorder.values = values
         before, generators = snapshot(shadow.root), python_rng_state()
         try:

@@ -111,6 +111,8 @@ def _insist(
             if error.drawn and training not in attempt.switching:
                 attempt.switching[training] = True
                 attempt.choosers += [error.chooser] if error.chooser is not None else []
+            elif error.opens and error.opens not in attempt.opened:
+                attempt.opened.add(error.opens)
             elif error.stray and not attempt.warmed and not explain.has_meta(attempt.model):
                 attempt.warm_caches(tensors, rebuild)
             elif attempt.may_read(error):

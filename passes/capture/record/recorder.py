@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import ExitStack
 from dataclasses import replace
 from itertools import takewhile
@@ -30,7 +30,7 @@ from lpcompile.passes.capture.record.patches import AutocastRegion, patched
 from lpcompile.passes.capture.record.provable import UnitRange
 from lpcompile.passes.capture.record.refusal import SIZED_BY_DATA, ModuleTrail
 from lpcompile.passes.capture.record.shadow import Shadow, fake_tensor
-from lpcompile.passes.capture.record.values import may_hold, numbers, stand_in
+from lpcompile.passes.capture.record.values import holds_code, may_hold, numbers, stand_in
 from lpcompile.passes.capture.switches import Branches, is_drawn
 from lpcompile.passes.graph.calls import Apply, Chosen, Draw, Script, structure_of
 from lpcompile.passes.graph.mutation import Snapshot, changes, snapshot
@@ -47,9 +47,9 @@ class Recorder(TorchFunctionMode):
 
     def __init__(self, shadow: Shadow, kept_whole: frozenset[str] = frozenset(), specialise: bool = False,
                  watch_random: bool = False, branches: Branches | None = None,
-                 choosers: Sequence[draws.Chooser] = ()) -> None:  # fmt: skip
+                 choosers: Sequence[draws.Chooser] = (), opened: Set[str] = frozenset()) -> None:  # fmt: skip
         super().__init__()
-        self.shadow, self.kept_whole, self.specialise = shadow, kept_whole, specialise
+        self.shadow, self.kept_whole, self.specialise, self.opened = shadow, kept_whole, specialise, opened
         self.autocasts: list[AutocastRegion] = []  # the regions that forward is inside of
         self.trail = ModuleTrail()
         self.writer = GraphWriter(shadow, self.trail, self.autocasts)
@@ -103,7 +103,8 @@ class Recorder(TorchFunctionMode):
         path = self.shadow.path_of(module)
         if self._paused:
             return call()
-        if not path or not (path in self.kept_whole or (is_leaf(module) and self.shadow.has_weights_of(module))):
+        layer = path not in self.opened and is_leaf(module) and self.shadow.has_weights_of(module)
+        if not path or not (path in self.kept_whole or layer):
             return self._trace_through(path, call)
         self._refuse_set_from_outside(path, module)
         own = self._in_own_leaf = not type(module).__module__.startswith("torch.nn.")
@@ -121,6 +122,10 @@ class Recorder(TorchFunctionMode):
                 set_rng_state(generators)
         if not self.specialise and numbers(out):
             raise self.trail.refuse(f"{path} returns a Python number, which its caller may use")
+        if own and not self.specialise and holds_code(out):
+            refusal = self.trail.refuse(f"{path} stays whole and returns a function, which its caller may call")
+            refusal.opens = "" if path in self.kept_whole else path
+            raise refusal
         structure = structure_of(out) if own and isinstance(out, (list, tuple, dict)) else ""
         node = self.writer.emit("call_module", path, args, kwargs, out, seen, path=path, structure=structure)
         if own:

@@ -19,6 +19,7 @@ class Unrecordable(Exception):
         self.drawn = False  # Python reads a value made of random draws alone: perhaps a layer that is skipped at random
         self.of_inputs = False  # Python reads a number that is made of inputs alone
         self.chooser: Any = None  # the function that forward called with its layers and that read the value
+        self.opens = ""  # a layer that can be recorded step by step instead
         self.stray = False  # a tensor of unknown origin: perhaps from a cache that an earlier recording filled
 
 
