@@ -29,7 +29,7 @@ from lpcompile.passes.capture.record.operations import VALUE_READS, is_no_step, 
 from lpcompile.passes.capture.record.patches import AutocastRegion, patched
 from lpcompile.passes.capture.record.provable import UnitRange
 from lpcompile.passes.capture.record.refusal import SIZED_BY_DATA, ModuleTrail
-from lpcompile.passes.capture.record.shadow import Shadow, fake_tensor
+from lpcompile.passes.capture.record.shadow import Shadow, with_fakes
 from lpcompile.passes.capture.record.values import holds_code, may_hold, numbers, stand_in
 from lpcompile.passes.capture.switches import Branches, is_drawn
 from lpcompile.passes.graph.calls import Apply, Chosen, Draw, Script, structure_of
@@ -123,9 +123,8 @@ class Recorder(TorchFunctionMode):
         if not self.specialise and numbers(out):
             raise self.trail.refuse(f"{path} returns a Python number, which its caller may use")
         if own and not self.specialise and holds_code(out):
-            refusal = self.trail.refuse(f"{path} stays whole and returns a function, which its caller may call")
-            refusal.opens = "" if path in self.kept_whole else path
-            raise refusal
+            opens = "" if path in self.kept_whole else path
+            raise self.trail.refuse(f"{path} stays whole and returns a function, which its caller may call", opens)
         structure = structure_of(out) if own and isinstance(out, (list, tuple, dict)) else ""
         node = self.writer.emit("call_module", path, args, kwargs, out, seen, path=path, structure=structure)
         if own:
@@ -150,12 +149,8 @@ class Recorder(TorchFunctionMode):
             leaves, tree = flatten((args, kwargs))
             with _disable_current_modes(), self._observer:
                 stand_args, stand_kwargs = tree.unflatten([stand_in(t) for t in leaves])
-                out = self.shadow.original_module(path)(*stand_args, **stand_kwargs)
-            results, out_tree = flatten(out)
-            grown = [fake_tensor(t.detach(), mode).requires_grad_(t.requires_grad) if t.is_floating_point()
-                     else fake_tensor(t, mode) for t in results]  # fmt: skip
-            self.writer.keep_alive(grown)
-            return out_tree.unflatten(grown)
+                made = self.shadow.original_module(path)(*stand_args, **stand_kwargs)
+            return with_fakes(made, mode, self.writer.keep_alive)
 
     def _trace_through(self, path: str | None, call: Callable[[], Any]) -> Any:
         self.trail.stack.append(self.trail.path if path is None else path)

@@ -41,9 +41,10 @@ class ModuleTrail:
         if self.failed_at is None:
             self.failed_at = (self.path, source_line())
 
-    def refuse(self, reason: str) -> Unrecordable:
+    def refuse(self, reason: str, opens: str = "") -> Unrecordable:
         """An error to raise. It is remembered, because forward may catch it and take another branch."""
         self.fail()
         refusal = Unrecordable(self.path, reason, source_line())
+        refusal.opens = opens
         self.refused = self.refused or refusal
         return refusal
