@@ -12,7 +12,7 @@ from torch import fx, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from lpcompile.passes.capture import explain
-from lpcompile.passes.capture.record.caches import FunctionCaches, forget_fakes
+from lpcompile.passes.capture.record.caches import FunctionCaches, forget_fakes, live_tensors
 from lpcompile.passes.capture.record.draws import Chooser, by_type_checks
 from lpcompile.passes.capture.record.input_reads import check_first
 from lpcompile.passes.capture.record.recorder import Recorder
@@ -121,6 +121,7 @@ class Attempt:
     def _recorded(
         self, tensors: list[torch.Tensor], training: bool, rebuild: Rebuild, branches: Branches | None = None
     ) -> tuple[Recorder, Tree]:
+        outside = live_tensors() if self.real and self.warmed else set()
         shadow = Shadow(self.model, None if self.real else self.fake_mode, self.fakes)
         if shadow.root.training != training:
             shadow.root.train(training)
@@ -132,7 +133,7 @@ class Attempt:
         values = dict(zip(names, tensors, strict=True)) if readable else None
         recorder = Recorder(shadow, frozenset(self.kept_whole), self.specialise, self.watch_random, branches,
                             self.choosers, self.opened)  # fmt: skip
-        recorder.values = values
+        recorder.values, recorder.writer.outside = values, outside
         before, generators = snapshot(shadow.root), python_rng_state()
         try:
             tree = recorder.run(list(zip(names, inputs, strict=True)), lambda root: root(*args, **kwargs))

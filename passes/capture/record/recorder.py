@@ -20,12 +20,11 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 
-from lpcompile.passes.capture.record import draws, input_reads
+from lpcompile.passes.capture.record import draws, input_reads, operations
 from lpcompile.passes.capture.record.caches import refuse_closed
 from lpcompile.passes.capture.record.graph_writer import GraphWriter
 from lpcompile.passes.capture.record.leaves import is_leaf
 from lpcompile.passes.capture.record.observer import Observation, Observer, storage_key
-from lpcompile.passes.capture.record.operations import VALUE_READS, is_no_step, operation, reads_size
 from lpcompile.passes.capture.record.patches import AutocastRegion, patched
 from lpcompile.passes.capture.record.provable import UnitRange
 from lpcompile.passes.capture.record.refusal import SIZED_BY_DATA, ModuleTrail
@@ -254,17 +253,18 @@ class Recorder(TorchFunctionMode):
         # Hooks of saved tensors run inside `apply`, where torch has gradients off: what they set is none of forward's.
         if name == "_set_grad_enabled" and (torch.is_grad_enabled() or not self._grad):
             self._grad = bool(args[0])
-        if name in VALUE_READS:
+        if name in operations.VALUE_READS:
             return self._read(func, name, args, kwargs)
-        if reads_size(func, name):
+        if operations.reads_size(func, name):
             self.reads_sizes = True
         if any(type(a).__name__ == "ndarray" for a in (*args, *kwargs.values())):
             with _disable_current_modes():
                 return func(*args, **kwargs)  # a constant: it enters the graph where it is used
-        if is_no_step(func, name):
-            raise self.trail.refuse(is_no_step(func, name))
+        if operations.is_no_step(func, name):
+            raise self.trail.refuse(operations.is_no_step(func, name))
         out, seen = self._observe(lambda: func(*args, **kwargs))
-        if seen.sized_by_data and not self.specialise:
+        deciding = operations.decides_size(name, args, kwargs) if seen.sized_by_data and not self.specialise else ()
+        if any(map(self.writer.varies, deciding)):
             raise self.trail.refuse(SIZED_BY_DATA)
         tensors = [out] if isinstance(out, torch.Tensor) else flatten(out)[0] if may_hold(out) else []
         if not tensors:
@@ -275,7 +275,7 @@ class Recorder(TorchFunctionMode):
             elif seen.writes:
                 self.writer.emit("call_function", func, args, kwargs, None, seen)
             return out
-        self.writer.emit(*operation(func, name, args, kwargs), out, seen)
+        self.writer.emit(*operations.operation(func, name, args, kwargs), out, seen)
         self._ranges.note(name, args, kwargs, out)
         return out
 
