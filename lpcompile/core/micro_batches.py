@@ -91,8 +91,8 @@ def checked_micro(method: Method, K: int, batch: int | None, given: int | None =
                 f"{needs} a batch of {batch} has no such equal parts; use a batch that is a multiple of {K}, or pass "
                 f"micro=..."
                 if free
-                else f"{needs} this model runs at a batch of {batch} only; let it take any batch size, or use a method "
-                f"without micro-batches"
+                else f"{needs} this model takes its batch of {batch} whole; let it take any batch size, or use a "
+                f"method without micro-batches"
             )
         return found
     if given > 1 and not free:
@@ -110,7 +110,7 @@ def checked_micro(method: Method, K: int, batch: int | None, given: int | None =
 
 def _one_size(given: int, batch: int | None) -> str:
     return (
-        f"micro={given}: this model runs at a batch of {batch} only, so it is not cut into micro-batches; pass micro=1"
+        f"micro={given}: this model takes its batch of {batch} whole, so it is not cut into micro-batches; pass micro=1"
     )
 
 

@@ -16,12 +16,16 @@ from torch import nn
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """Shape, dtype and whether gradients flow; `batch` gives, per dimension, c where the size is c x batch (else 0)."""
+    """Shape, dtype and whether gradients flow; `batch` gives, per dimension, c where the size is c x batch (else 0).
+
+    `edges` does so for the number of edges of a graph, whose nodes are the batch; -1 is a size that follows neither.
+    """
 
     shape: tuple[int, ...]
     dtype: torch.dtype
     requires_grad: bool = False
     batch: tuple[int, ...] = ()
+    edges: tuple[int, ...] = ()
 
     @staticmethod
     def of(tensor: torch.Tensor) -> TensorSpec:
@@ -40,8 +44,12 @@ class TensorSpec:
         multiples = self.batch or (0,) * len(self.shape)
         return tuple(c * batch if c else s for s, c in zip(self.shape, multiples, strict=True))
 
-    def with_batch(self, batch: tuple[int, ...]) -> TensorSpec:
-        return replace(self, batch=batch)
+    def with_batch(self, batch: tuple[int, ...], edges: tuple[int, ...] = ()) -> TensorSpec:
+        return replace(self, batch=batch, edges=edges)
+
+    def multiples(self, of: str) -> tuple[int, ...]:
+        """`batch` or `edges`."""
+        return self.edges if of == "edges" else self.batch
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -49,19 +57,26 @@ class TensorSpec:
             "dtype": str(self.dtype).removeprefix("torch."),
             "requires_grad": self.requires_grad,
             "batch": list(self.batch),
+            **({"edges": list(self.edges)} if self.edges else {}),
         }
 
     @staticmethod
     def from_json(data: dict[str, Any]) -> TensorSpec:
         dtype = getattr(torch, data["dtype"])
-        return TensorSpec(tuple(data["shape"]), dtype, bool(data["requires_grad"]), tuple(data["batch"]))
+        return TensorSpec(tuple(data["shape"]), dtype, bool(data["requires_grad"]), tuple(data["batch"]),
+                          tuple(data.get("edges", ())))  # fmt: skip
 
     def __str__(self) -> str:
+        none = (0,) * len(self.shape)
         sizes = [
-            str(s) if not c else ("B" if c == 1 else f"{c}B")
-            for s, c in zip(self.shape, self.batch or (0,) * len(self.shape), strict=True)
+            _named(c, "B") if c else _named(e, "E") if e else str(s)
+            for s, c, e in zip(self.shape, self.batch or none, self.edges or none, strict=True)
         ]
         return f"{str(self.dtype).removeprefix('torch.')}[{', '.join(sizes)}]"
+
+
+def _named(multiple: int, name: str) -> str:
+    return "?" if multiple < 0 else name if multiple == 1 else f"{multiple}{name}"
 
 
 @dataclass(frozen=True)

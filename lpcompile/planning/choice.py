@@ -44,7 +44,7 @@ def why_default(K: int, micro: int, batch: int | None, norm: bool, free: bool = 
     share = (K - 1) * waiting / (1 + (K - 1) * waiting)
     text += f"ranks wait for {percent(share)} of a step, "
     if not free:
-        return text + "for this model runs at one batch size only and cannot be cut into micro-batches (see the notes)"
+        return text + "for this model takes its batches whole and they cannot be cut into micro-batches (see the notes)"
     if max(method.micro_choices(BatchFacts(K, batch, norm=norm)), default=1) > micro:
         return text + "and more, smaller micro-batches would take longer"
     samples = NORM_SAMPLES if norm else MIN_SAMPLES

@@ -2,7 +2,7 @@
 
 In reading order: `capture` (the pass), `captured` (its result), `signature` (how the model is called), `attempt` (one
 way to record, and what is kept whole), `record` (one recording), `switches` (layers that are skipped at random),
-`batch_freedom` (recordings at other batch sizes),
+`batch_freedom` (recordings at other batch sizes), `graph_sizes` (with other numbers of nodes and edges),
 `attribute_guard` (attributes that must not change afterwards), `explain` (error messages).
 
 Imports `errors`, `core`, `passes.graph` and itself.

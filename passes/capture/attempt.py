@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from lpcompile.core.system.gc_pause import gc_paused
 from lpcompile.passes.capture import explain
-from lpcompile.passes.capture.record.caches import FunctionCaches, forget_fakes
+from lpcompile.passes.capture.record.caches import FunctionCaches, forget_fakes, live_tensors
 from lpcompile.passes.capture.record.draws import Chooser, by_type_checks
 from lpcompile.passes.capture.record.input_reads import check_first
 from lpcompile.passes.capture.record.recorder import Recorder
@@ -64,6 +64,7 @@ class Attempt:
     learned: dict[bool, Learned] = field(default_factory=dict)  # how, from the first recording in each mode
     choosers: list[Chooser] = field(default_factory=list)  # functions that pick layers from a list at random
     own_attributes: set[str] = field(default_factory=set)  # attributes that forward sets
+    opened: set[str] = field(default_factory=set)  # layers that are recorded step by step
     blocks: set[str] = field(default_factory=set)  # layers that are kept whole only because they are switches
 
     def record(
@@ -129,6 +130,7 @@ class Attempt:
         self, tensors: list[torch.Tensor], training: bool, rebuild: Rebuild, branches: Branches | None = None,
         check_call: CheckCall | None = None,
     ) -> tuple[Recorder, Tree]:  # fmt: skip
+        outside = live_tensors() if self.real and self.warmed else set()
         shadow = Shadow(self.model, None if self.real else self.fake_mode, self.fakes)
         if shadow.root.training != training:
             shadow.root.train(training)
@@ -139,8 +141,8 @@ class Attempt:
         readable = self.read_inputs and not any(t.is_meta for t in tensors)
         values = dict(zip(names, tensors, strict=True)) if readable else None
         recorder = Recorder(shadow, frozenset(self.kept_whole), self.specialise, self.watch_random, branches,
-                            self.choosers)  # fmt: skip
-        recorder.values, recorder.writer.check_call = values, check_call
+                            self.choosers, self.opened)  # fmt: skip
+        recorder.values, recorder.writer.check_call, recorder.writer.outside = values, check_call, outside
         before, generators = snapshot(shadow.root), python_rng_state()
         try:
             with contextlib.nullcontext() if self.real else gc_paused():  # garbage of fake tensors is small

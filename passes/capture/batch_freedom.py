@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import fx
 
-from lpcompile.passes.capture import explain
+from lpcompile.passes.capture import explain, graph_sizes
 from lpcompile.passes.capture.attempt import Attempt, CheckCall, Recording
 from lpcompile.passes.capture.record import input_reads
 from lpcompile.passes.capture.record.refusal import Unrecordable
@@ -23,23 +23,40 @@ from lpcompile.passes.graph.batch import (
     same_graph,
 )
 
+ROWS = "an input refers to rows of another by number, so these are no samples"
 SMALL_IMAGE = 64  # pixels; the gate uses images of this size if the graph is proven not to depend on it
 SMALL_IMAGE_FLOPS = 4e9  # per sample: below this the gate is cheap anyway
 
 
+class Freed(NamedTuple):
+    """The integers that follow the batch, {} if the graph is tied to its batch."""
+
+    marks: dict[fx.Node, Any]
+    small: list[torch.Tensor] | None = None  # smaller inputs for the gate
+    rows: bool = False  # the rows of the inputs refer to each other: any number of them, but no samples
+
+
 def free_batch(
     attempt: Attempt, recording: Recording, tensors: list[torch.Tensor], training: bool, rebuild: Rebuild
-) -> tuple[dict[fx.Node, Any], list[torch.Tensor] | None]:
-    """The integers that follow the batch ({} if the graph is tied to its batch), and smaller inputs for the gate."""
+) -> Freed:
+    """Record at other batch sizes, or with other numbers of nodes and edges where these are no samples."""
     batch = batch_size(tensors)
     if batch is None:
-        return {}, None
+        return Freed({})
     rows = _numbers_rows(tensors, batch) and attempt.fails_on(resized(tensors, 2), rebuild)
-    reason = "an input refers to rows of another by number, so these are no samples" if rows else ""
+    reason = ROWS if rows else ""
     read = input_reads.checks(recording.graph)
     if read:
         number, inputs = read[0].args[1:]
         reason = f"Python reads {str(number)[:40]} from the values of {inputs}{explain.at(read[0].meta['source'])}"
+    if rows:
+        marks = graph_sizes.free(attempt, recording, tensors, training, rebuild)
+        if isinstance(marks, dict):
+            attempt.notes.append(f"{ROWS}: each step takes a batch whole, with any number of nodes and edges")
+            if read:
+                attempt.notes.append(f"a batch with another number is refused: {reason}")
+            return Freed(marks, rows=True)
+        reason = f"{reason}, and {marks}"
     for size in () if rows or read else (batch + 1, batch + 2, 2 * batch):
         other = resized(tensors, size)
         smaller = _small_images(recording.graph, other, batch)
@@ -53,14 +70,14 @@ def free_batch(
                 if recording.reads_sizes or follows(marks):  # any two points fit a line: confirm with a third
                     third = 2 * batch + 5
                     confirm(marks, attempt.record(resized(probe, third), training, rebuild).graph, third)
-                return marks, probe if probe is smaller else None
+                return Freed(marks, probe if probe is smaller else None)
             except (Different, Unrecordable) as error:
                 if isinstance(error, Unrecordable) and error.stray and not attempt.warmed:
                     attempt.warm_caches(tensors, rebuild)
                 reason = str(error)
     tie(recording.graph)
     attempt.notes.append(f"the graph is tied to batch size {batch}: {reason}")
-    return {}, None
+    return Freed({})
 
 
 def _alike(recording: Recording, batches: tuple[int, int]) -> CheckCall:

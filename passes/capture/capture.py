@@ -23,7 +23,7 @@ from lpcompile.errors import CaptureError, UsageError
 from lpcompile.passes.capture import explain
 from lpcompile.passes.capture.attempt import Again, Attempt, Recording
 from lpcompile.passes.capture.attribute_guard import AttributeGuard
-from lpcompile.passes.capture.batch_freedom import free_batch, tie
+from lpcompile.passes.capture.batch_freedom import Freed, free_batch, tie
 from lpcompile.passes.capture.captured import Captured, CaptureInfo
 from lpcompile.passes.capture.record import input_reads
 from lpcompile.passes.capture.record.refusal import Unrecordable
@@ -75,7 +75,7 @@ def _capture(attempt: Attempt, tensors: list[torch.Tensor], rebuild: Rebuild, fr
     train = _insist(attempt, start, True, rebuild, front_end)
     if attempt.read_inputs and start is not tensors:
         return _capture(attempt, tensors, rebuild, front_end)
-    marks, small = free_batch(attempt, train, start, True, rebuild)
+    freed = free_batch(attempt, train, start, True, rebuild)
     device = next((t.device for t in tensors), torch.device("cpu"))
     evaluate = train
     try:
@@ -86,15 +86,15 @@ def _capture(attempt: Attempt, tensors: list[torch.Tensor], rebuild: Rebuild, fr
             same_graph(train.graph, evaluate.graph)
             evaluate = train if evaluate.tree.text == train.tree.text else Recording(train.graph, evaluate.tree, {})
     except Different:
-        eval_marks, _ = free_batch(attempt, evaluate, start, False, rebuild)
-        follow_batch(evaluate.graph, eval_marks)
+        marks = free_batch(attempt, evaluate, start, False, rebuild).marks
+        follow_batch(evaluate.graph, marks)
         follow_device(evaluate.graph, device)
-        if input_reads.checks(evaluate.graph) and marks:
-            marks, small = {}, None
+        if not marks and (freed.rows or input_reads.checks(evaluate.graph)):
+            freed = Freed({})
             tie(train.graph)
-    follow_batch(train.graph, marks)
+    follow_batch(train.graph, freed.marks)
     follow_device(train.graph, device)
-    return _assemble(attempt, {True: train, False: evaluate}, marks != {}, small)
+    return _assemble(attempt, {True: train, False: evaluate}, freed)
 
 
 def _insist(
@@ -111,6 +111,8 @@ def _insist(
             if error.drawn and training not in attempt.switching:
                 attempt.switching[training] = True
                 attempt.choosers += [error.chooser] if error.chooser is not None else []
+            elif error.opens and error.opens not in attempt.opened:
+                attempt.opened.add(error.opens)
             elif error.stray and not attempt.warmed and not explain.has_meta(attempt.model):
                 attempt.warm_caches(tensors, rebuild)
             elif attempt.may_read(error):
@@ -130,7 +132,7 @@ def _state_writes(modes: dict[bool, Recording]) -> set[str]:
     return {name for r in modes.values() for n in r.graph.nodes for name in n.meta.get("state_writes", ())}
 
 
-def _assemble(attempt: Attempt, modes: dict[bool, Recording], free: bool, small: list[torch.Tensor] | None) -> Captured:
+def _assemble(attempt: Attempt, modes: dict[bool, Recording], freed: Freed) -> Captured:
     model = attempt.model
     state: dict[str, Any] = {}
     for recording in modes.values():
@@ -148,8 +150,8 @@ def _assemble(attempt: Attempt, modes: dict[bool, Recording], free: bool, small:
         trees={m: r.tree for m, r in modes.items()},
         notes=tuple(dict.fromkeys(attempt.notes)),
         kept_whole=tuple(sorted(attempt.kept_whole)),
-        batch_free=free,
-        small_inputs=small,
+        batch_free=freed.marks != {} and not freed.rows,
+        small_inputs=freed.small,
         written=tuple(sorted(_state_writes(modes) & set(dict(model.named_parameters())))),
         attribute_guard=AttributeGuard(model, leaves, attempt.own_attributes),
     )

@@ -23,7 +23,7 @@ class CaptureInfo:
     trees: dict[bool, Tree]
     notes: tuple[str, ...]
     kept_whole: tuple[str, ...]  # modules that are leaves though they are not layers
-    batch_free: bool
+    batch_free: bool  # any number of samples, which may be cut into micro-batches
     small_inputs: list[torch.Tensor] | None  # inputs with smaller images that run the same graph
     written: tuple[str, ...]  # parameters that forward writes into
     attribute_guard: AttributeGuard

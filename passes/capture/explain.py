@@ -72,6 +72,9 @@ def capture_error(model: nn.Module, error: Unrecordable, tensors: list[torch.Ten
     own = _fails_by_itself(model, tensors, rebuild)
     if own is not None:
         return CaptureError(f"the model itself fails on the example inputs, before lpcompile does anything: {own}")
+    args, kwargs = rebuild(tensors)
+    if not error.path and _takes_boxes((args, kwargs)):
+        return CaptureError(_boxes(model, error))
     where = f"in module {error.path!r}" if error.path else f"in the forward of {type(model).__name__} itself"
     lines = [f"cannot capture {type(model).__name__}: {where}, {error.reason}"]
     source = error.source or _forward_of(model.get_submodule(error.path))
@@ -91,6 +94,24 @@ def capture_error(model: nn.Module, error: Unrecordable, tensors: list[torch.Ten
     if not error.path:
         lines.append("  or move that part of forward into a submodule, which can then stay whole")
     return CaptureError("\n".join(lines))
+
+
+def _takes_boxes(given: Any) -> bool:
+    """Whether targets are boxes, as detection models of torchvision take them."""
+    if isinstance(given, (list, tuple)):
+        return any(map(_takes_boxes, given))
+    return isinstance(given, dict) and ("boxes" in given or any(map(_takes_boxes, given.values())))
+
+
+def _boxes(model: nn.Module, error: Unrecordable) -> str:
+    """One line: no step after the matching of boxes is the same in two calls."""
+    sizes = {name: sum(p.numel() for p in child.parameters()) for name, child in model.named_children()}
+    largest = max(sizes, key=sizes.__getitem__, default="")
+    name = type(model).__name__
+    return (
+        f"cannot capture {name}: it matches boxes, whose number differs from image to image{at(error.source)}; train "
+        f"{name} undivided, or call a program of its {largest} in it: lpcompile.parallelize(model.{largest}, ...)"
+    )
 
 
 def _forward_of(module: nn.Module) -> str:

@@ -59,18 +59,20 @@ class Signature:
         return leaves
 
     def _check(self, leaves: list[torch.Tensor]) -> None:
-        batch = None
+        free: dict[str, int] = {}  # the sizes that may be others at every call
         for (name, spec), tensor in zip(self.inputs, leaves, strict=True):
             shape = tuple(tensor.shape)
             same = len(shape) == len(spec.shape) and tensor.dtype == spec.dtype
-            for size, recorded, multiple in zip(shape, spec.shape, spec.batch or (0,) * len(shape), strict=False):
-                if multiple and batch is None:
-                    batch = size // multiple
-                same = same and size == (multiple * (batch or 0) if multiple else recorded)
+            none = (0,) * len(spec.shape)
+            for size, recorded, c, e in zip(shape, spec.shape, spec.batch or none, spec.edges or none, strict=False):
+                multiple, of = c or e, "batch" if c else "edges"
+                same = same and size == (multiple * free.setdefault(of, size // multiple) if multiple else recorded)
             if not same:
+                follows = " (B is the batch size)" if any(spec.batch) else ""
+                follows = " (B counts nodes, E edges)" if any(s.edges for _, s in self.inputs) else follows
                 raise InputError(
                     f"input {name!r} is {TensorSpec.of(tensor)} now but the program was compiled for {spec}"
-                    f"{' (B is the batch size)' if any(spec.batch) else ''}; compile again with example inputs of "
+                    f"{follows}; compile again with example inputs of "
                     f"this shape and dtype, or pad or crop to the compiled one"
                 )
 

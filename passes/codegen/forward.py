@@ -223,7 +223,7 @@ class ForwardWriter:
                 continue
             source = read_off(base, self.inputs, variables) if self.unit.path else symbol_text(base, self._value)
             assert source is not None
-            name = "device" if base.meta["symbol"] == "device" else "batch"
+            name = base.meta["symbol"]
             same = next((v for v, n in variables.items() if n == name and "symbol" in v.meta), None)
             if same is None or self._symbol_sources[same] != source.text:
                 name = self.scope.free(name, set(variables.values()))

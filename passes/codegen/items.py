@@ -92,15 +92,15 @@ def read_off(base: fx.Node, inputs: list[fx.Node], variables: dict[fx.Node, str]
         name = variables.get(value, "")
         if base.meta["symbol"] == "device":
             return Expr(f"{name}.device")
-        for dim, multiple in enumerate(spec.batch):
-            if multiple:
+        for dim, multiple in enumerate(spec.multiples(base.meta["symbol"])):
+            if multiple > 0:
                 return size_text(name, dim, multiple)
     return None
 
 
 def _bases(node: fx.Node) -> list[fx.Node]:
     """The batch size or device that a symbol is or is computed from: a size is `scale(batch, ...)`, one step away."""
-    if node.meta["symbol"] in ("batch", "device"):
+    if node.meta["symbol"] != "size":
         return [node]
     return [n for n in node.all_input_nodes if "symbol" in n.meta]
 
@@ -116,7 +116,7 @@ def parts_of(node: fx.Node) -> int | None:
         1 if name == "unbind" else (rest.pop(0) if rest else node.kwargs.get("chunks", node.kwargs.get("split_size")))
     )
     dim = rest[0] if rest else node.kwargs.get("dim", 0)
-    if spec is None or not isinstance(dim, int) or (spec.batch and spec.batch[dim]):
+    if spec is None or not isinstance(dim, int) or (spec.batch and spec.batch[dim]) or any(spec.edges):
         return None
     if isinstance(amount, (list, tuple)):
         return len(amount)

@@ -86,6 +86,8 @@ def constructor_arguments(module: nn.Module) -> dict[str, Any] | None:
         ):
             arguments[name] = value
     arguments |= getattr(module, keywords) if keywords is not None else {}
+    if any(isinstance(value, nn.Module) for value in arguments.values()):  # children are written apart
+        return None
     tensors = [*module.parameters(), *(b for b in module.buffers() if b.is_floating_point())]
     dtypes = {t.dtype for t in tensors}
     if dtypes - {torch.float32} and "dtype" in parameters(kind):

@@ -16,10 +16,11 @@ from lpcompile.passes.graph.calls import batch_of, device_of, scale
 
 
 class Affine(NamedTuple):
-    """An integer that is multiple x batch + offset."""
+    """An integer that is multiple x batch + offset, or of the number of edges of a graph."""
 
     multiple: int
     offset: int
+    of: str = "batch"
 
 
 class Different(Exception):
@@ -51,12 +52,17 @@ def cropped(tensors: list[torch.Tensor], size: int) -> list[torch.Tensor]:
 
 
 def same_graph(
-    left: fx.Graph, right: fx.Graph, batches: tuple[int, int] | None = None, other_sizes: bool = False
+    left: fx.Graph,
+    right: fx.Graph,
+    batches: tuple[int, int] | None = None,
+    other_sizes: bool = False,
+    sized: bool = True,
 ) -> dict[fx.Node, Any]:
     """Compare node for node. Returns, per node of `left`, the argument positions whose integers follow the batch.
 
     Raises `Different` with the first difference. Without `batches`, integers must agree. `other_sizes` says that the
-    images have another size in `right`: shapes may differ in more than the batch, integers may not.
+    images have another size in `right`: shapes may differ in more than the batch, integers may not. `sized=False`
+    leaves the specs of `left` as they are.
     """
     left_nodes, right_nodes = list(left.nodes), list(right.nodes)
     if len(left_nodes) != len(right_nodes):
@@ -69,9 +75,10 @@ def same_graph(
             raise Different(f"{a.format_node()} against {b.format_node()}")
         pairs = ((a.args, b.args), (dict(a.kwargs), dict(b.kwargs)))
         found[a] = tuple(_match(x, y, twin, batches, other_sizes) for x, y in pairs)
-        specs[a] = _batch_spec(a.meta.get("spec"), b.meta.get("spec"), batches, other_sizes) if batches else None
+        if batches and sized:
+            specs[a] = _batch_spec(a.meta.get("spec"), b.meta.get("spec"), batches, other_sizes)
     for node, spec in specs.items():  # only now that all agree
-        node.meta["spec"] = spec if batches else node.meta.get("spec")
+        node.meta["spec"] = spec
     return found
 
 
@@ -108,7 +115,7 @@ def _match(
         return None
     if batches is None or isinstance(a, bool) or not isinstance(a, int):
         raise Different(f"{a!r} against {b!r}")
-    slope, offset = _affine(a, b, batches)
+    slope, offset, _ = _affine(a, b, batches)
     if other_sizes and offset:  # an image size, not the batch, may have made the difference
         raise Different(f"{a} at batch {batches[0]} and {b} at batch {batches[1]}")
     return Affine(slope, offset)
@@ -133,38 +140,40 @@ def _batch_spec(
         if other_sizes:
             multiples.append(x // batches[0] if x != y and x * batches[1] == y * batches[0] else 0)
             continue
-        slope, offset = (0, 0) if x == y else _affine(x, y, batches)
+        slope, offset = (0, 0) if x == y else _affine(x, y, batches)[:2]
         if offset:
             raise Different(f"a size of {x} at batch {batches[0]} and {y} at batch {batches[1]}")
         multiples.append(slope)
     return a.with_batch(tuple(multiples))
 
 
-def confirm(marks: dict[fx.Node, Any], graph: fx.Graph, batch: int) -> None:
+def confirm(marks: dict[fx.Node, Any], graph: fx.Graph, batch: int, edges: int = 0) -> None:
     """Raise `Different` unless a recording at a third batch size has the integers that `marks` predict."""
+    sizes = {"batch": batch, "edges": edges}
     nodes = list(graph.nodes)
     if len(nodes) != len(marks):
         raise Different(f"{len(marks)} nodes against {len(nodes)} at batch {batch}")
     for (left, (args, kwargs)), right in zip(marks.items(), nodes, strict=True):
         if left.op != right.op or left.target != right.target:
             raise Different(f"{left.format_node()} against {right.format_node()} at batch {batch}")
-        _confirm(left.args, args, right.args, batch)
-        _confirm(dict(left.kwargs), kwargs, dict(right.kwargs), batch)
+        _confirm(left.args, args, right.args, sizes)
+        _confirm(dict(left.kwargs), kwargs, dict(right.kwargs), sizes)
 
 
-def _confirm(value: Any, marks: Any, other: Any, batch: int) -> None:
+def _confirm(value: Any, marks: Any, other: Any, sizes: dict[str, int]) -> None:
     if isinstance(marks, Affine):
-        if other != marks[0] * batch + marks[1]:
-            raise Different(f"{other} at batch {batch} where {marks[0]} x batch + {marks[1]} was expected")
+        if other != marks.multiple * sizes[marks.of] + marks.offset:
+            expected = f"{marks.multiple} x {marks.of} + {marks.offset}"
+            raise Different(f"{other} at batch {sizes['batch']} where {expected} was expected")
     elif isinstance(marks, dict):
         for key, mark in marks.items():
-            _confirm(value[key], mark, other[key], batch)
+            _confirm(value[key], mark, other[key], sizes)
     elif isinstance(marks, list):
         parts = [(v.start, v.stop, v.step) if isinstance(v, slice) else v for v in (value, other)]
         for mark, v, o in zip(marks, *parts, strict=True):
-            _confirm(v, mark, o, batch)
+            _confirm(v, mark, o, sizes)
     elif not isinstance(value, fx.Node) and value != other and value == value:
-        raise Different(f"{value!r} against {other!r} at batch {batch}")
+        raise Different(f"{value!r} against {other!r} at batch {sizes['batch']}")
 
 
 def follows(marks: Any) -> bool:
@@ -176,29 +185,31 @@ def follows(marks: Any) -> bool:
 def follow_batch(graph: fx.Graph, found: dict[fx.Node, Any]) -> None:
     """Rewrite `graph` in place: integers found to follow the batch become nodes computed from an input's shape."""
     made: dict[Affine, fx.Node] = {}
-    first = next((n for n in graph.nodes if n.op == "placeholder" and any(n.meta["spec"].batch)), None)
+    inputs = [n for n in graph.nodes if n.op == "placeholder"]
 
     def size(affine: Affine) -> fx.Node:
-        assert first is not None
         if affine not in made:
-            batch = size(Affine(1, 0)) if affine != (1, 0) else None
+            whole = Affine(1, 0, affine.of)
+            batch = size(whole) if affine != whole else None
             after = list(made.values())[-1] if made else _last_placeholder(graph)
             with graph.inserting_after(after):
-                dim, multiple = next((d, c) for d, c in enumerate(first.meta["spec"].batch) if c)
                 if batch is None:
-                    node = graph.call_function(batch_of, (first, dim, multiple))
-                    node.meta.update(symbol("batch"))
+                    node = graph.call_function(batch_of, _told_by(inputs, affine.of))
+                    node.meta.update(symbol(affine.of))
                 else:
-                    node = graph.call_function(scale, (batch, *affine))
+                    node = graph.call_function(scale, (batch, affine.multiple, affine.offset))
                     node.meta.update(symbol("size"))
             made[affine] = node
         return made[affine]
 
-    if first is None:
-        return
     for node, (args, kwargs) in found.items():
         node.args = _replace(node.args, args, size)
         node.kwargs = _replace(dict(node.kwargs), kwargs, size)
+
+
+def _told_by(inputs: list[fx.Node], of: str) -> tuple[fx.Node, int, int]:
+    """The first input that has a size, its dimension, and how many times it has it."""
+    return next((n, d, c) for n in inputs for d, c in enumerate(n.meta["spec"].multiples(of)) if c > 0)
 
 
 def _replace(value: Any, marks: Any, size: Any) -> Any:

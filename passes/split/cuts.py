@@ -104,6 +104,9 @@ def _illegal(values: list[fx.Node], max_width: int) -> str:
             return f"{made_at(value)} is not a tensor yet"
         if (value.target is switch or isinstance(value.target, Switched)) and value.args[2] is None:
             return f"{made_at(value)} lies inside a part that is skipped at random"
+    for value in values:
+        if any(value.meta["spec"].edges):
+            return f"{made_at(value)} has a size that the number of nodes does not tell"
     floats = [v for v in values if v.meta["spec"].is_float]  # integers (drawn time steps, indices) ride beside them
     if not floats:
         return f"{made_at(values[0])} is {values[0].meta['spec']}: a boundary needs a float tensor"

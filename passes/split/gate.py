@@ -6,9 +6,10 @@ in evaluation. A program that differs is refused, with the differences, and neve
 
 from __future__ import annotations
 
+import contextlib
 import random
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -57,7 +58,7 @@ def run_step(
 ) -> StepResults:
     """One forward (and, in training, backward) under a fixed seed; the model is restored afterwards."""
     keep = _digest if digest else lambda t: t.detach().clone()
-    with untouched(model, written), torch.set_grad_enabled(training):
+    with untouched(model, written), torch.set_grad_enabled(training), _seeds_repeated():
         torch.manual_seed(seed)
         random.seed(seed)
         leaves = [t.detach().clone().requires_grad_(t.requires_grad) for t in inputs]
@@ -68,6 +69,24 @@ def run_step(
         results |= {f"buffer {name}": keep(b) for name, b in model.named_buffers()}
         results |= {f"parameter {name}": keep(model.get_parameter(name)) for name in written}
         return StepResults(results, tree.text)
+
+
+@contextlib.contextmanager
+def _seeds_repeated() -> Iterator[None]:
+    """Inside, `torch.seed()`, which takes a seed from the operating system, takes it from torch's generator: a model
+    that seeds its layers so (transformers' Reformer) gives the same in two runs."""
+    before = torch.seed
+
+    def seed() -> int:
+        found = int(torch.randint(2**62, ()))
+        torch.manual_seed(found)
+        return found
+
+    torch.seed = torch.random.seed = seed
+    try:
+        yield
+    finally:
+        torch.seed = torch.random.seed = before
 
 
 def _gradients(model: nn.Module, out: list[torch.Tensor], leaves: list[torch.Tensor], keep: Any) -> dict[str, Any]:
@@ -158,7 +177,7 @@ def gate_second_call(
     its caller resets, which the program does not do."""
 
     def second(forward: Forward) -> list[tuple[Any, ...]]:
-        with untouched(model, written), torch.no_grad():
+        with untouched(model, written), torch.no_grad(), _seeds_repeated():
             torch.manual_seed(GATE_SEED)
             random.seed(GATE_SEED)
             flatten(forward([t.detach().clone() for t in inputs]))

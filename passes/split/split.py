@@ -160,6 +160,7 @@ class _Part:
         sizes = [s for s in symbols if s.meta["symbol"] != "device"]
         if (symbols and not self.lams) or (sizes and not self._batch_source()):
             used |= _origins(symbols)
+        used |= _origins([s for s in sizes if any(b.meta.get("symbol") == "edges" for b in (s, *s.all_input_nodes))])
         return [n for n in self.splitter.inputs if n in used]
 
     def _batch_source(self) -> tuple[fx.Node, int, int] | None:
@@ -216,6 +217,8 @@ class _Part:
 
 def _origins(symbols: list[fx.Node]) -> set[fx.Node]:
     """The placeholders that symbols are computed from."""
+    if not symbols:
+        return set()
     import networkx
 
     flow = dataflow(symbols[0].graph)

@@ -17,6 +17,7 @@ from lpcompile.core.stage_io import StageIO, TensorSpec
 from lpcompile.runtime.comm.mesh import Mesh
 from lpcompile.runtime.comm.quantize import Int8
 from lpcompile.runtime.comm.transport import Key, Shapes, Tensors, Transport
+from lpcompile.runtime.engine.batches.attributes import Attributes
 from lpcompile.runtime.engine.batches.batch import MicroBatch
 from lpcompile.runtime.engine.batches.shares import silent
 from lpcompile.runtime.engine.settings import Settings
@@ -89,6 +90,7 @@ class Worker:
         self.first_losses: list[float] = []  # of the first steps, where this rank has the loss
         self.collapsed: dict[int, str] = {}  # boundaries whose values no longer vary, and how that was seen
         self.varied: set[tuple[int, str, int]] = set()  # boundary tensors that once varied over samples
+        self.attributes = Attributes(stage.module)
         self.holders_of: dict[int, list[nn.Module]] = {}
         self.put_off: set[int] = set()  # weights, by id, whose gradients a split backward computes in its second part
         self.waited = 0.0  # seconds of this step
@@ -242,6 +244,7 @@ class Worker:
         self.expected.clear()
         self.batches.clear()
         self.metrics.clear()
+        self.attributes.kept.clear()
         self.int8.rest()
         self.waited, self.sent = 0.0, 0
 

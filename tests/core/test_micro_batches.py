@@ -73,9 +73,9 @@ def test_numbers_that_cannot_be_are_refused():
         UsageError, match=r"'1f1b' on 2 stages needs 2 to 8 micro-batches, and a batch of 61 has no such"
     ):
         checked_micro("1f1b", 2, 61)
-    with pytest.raises(UsageError, match=r"this model runs at a batch of 8 only"):
+    with pytest.raises(UsageError, match=r"this model takes its batch of 8 whole"):
         checked_micro("1f1b", 2, 8, free=False)
-    with pytest.raises(UsageError, match=r"micro=2: this model runs at a batch of 8 only.* pass micro=1"):
+    with pytest.raises(UsageError, match=r"micro=2: this model takes its batch of 8 whole.* pass micro=1"):
         checked_micro("gpipe", 2, 8, 2, free=False)
 
 

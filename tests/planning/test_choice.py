@@ -73,7 +73,7 @@ def test_every_method_says_what_it_costs(method, words):
 def test_a_model_that_is_tied_to_its_batch_is_not_said_to_have_the_choice():
     plan = replace(even_plan(3, "zbh2"), batch_free=False, micro=0)
     assert "the whole batch at once" in choice(plan)
-    assert choice(plan).endswith("runs at one batch size only and cannot be cut into micro-batches (see the notes)")
+    assert choice(plan).endswith("takes its batches whole and they cannot be cut into micro-batches (see the notes)")
 
 
 def test_a_recipe_is_not_described_by_its_longest_phase_alone():

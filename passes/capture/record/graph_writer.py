@@ -38,6 +38,7 @@ class GraphWriter:
         self._attributes: dict[str, fx.Node] = {}
         self._strays: dict[int, str] = {}  # tensors that exist outside the model, such as module globals
         self._state: dict[int, str] = {}  # storage of each parameter and buffer -> its name
+        self.outside: set[int] = set()  # tensors that there were before forward ran, where they are known
         self._alive: list[Any] = []  # keeps ids and storage addresses unique while recording
 
     def name_storage(self, storage: int, name: str) -> None:
@@ -161,7 +162,8 @@ class GraphWriter:
             return node
         name = self.shadow.name_of(tensor)
         if name is None:
-            if self.shadow.fake_mode is None or isinstance(tensor, FakeTensor):
+            made = self.shadow.fake_mode is None or isinstance(tensor, FakeTensor)
+            if made and id(tensor) not in self.outside:
                 refusal = self.trail.refuse(
                     f"a tensor of shape {tuple(tensor.shape)} comes from where no torch function was seen to make it "
                     f"(a tensor kept from an earlier call, or code outside Python)"

@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from lpcompile.passes.graph.tree import flatten
+
 _BINARY = "add sub mul truediv floordiv mod pow matmul and or xor lshift rshift".split()
 _COMPARE = "lt le gt ge eq ne".split()
 _OPERATORS: dict[str, Callable[..., Any]] = {
@@ -31,6 +33,11 @@ _SIZES = {"shape", "size", "__len__", "numel", "nelement", "element_size"}
 def reads_size(func: Any, name: str) -> bool:
     """Whether a function tells Python a size, on which the graph may then depend."""
     return name in _SIZES or (name == "__get__" and func.__self__.__name__ in _SIZES)
+
+
+def decides_size(name: str, args: Any, kwargs: Any) -> list[torch.Tensor]:
+    """The tensors whose values decide the shape of a result that depends on values: of an index, the mask alone."""
+    return flatten(args[1:] if name in ("__getitem__", "masked_select") else (args, kwargs))[0]
 
 
 def is_no_step(func: Any, name: str) -> str:

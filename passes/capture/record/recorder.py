@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import ExitStack
 from dataclasses import replace
 from itertools import takewhile
@@ -20,18 +20,17 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 
-from lpcompile.passes.capture.record import draws, input_reads
+from lpcompile.passes.capture.record import draws, input_reads, operations
 from lpcompile.passes.capture.record.caches import refuse_closed
 from lpcompile.passes.capture.record.graph_writer import GraphWriter
 from lpcompile.passes.capture.record.known_results import known_results
 from lpcompile.passes.capture.record.leaves import is_leaf
 from lpcompile.passes.capture.record.observer import Observation, Observer, storage_key
-from lpcompile.passes.capture.record.operations import VALUE_READS, is_no_step, operation, reads_size
 from lpcompile.passes.capture.record.patches import AutocastRegion, patched
 from lpcompile.passes.capture.record.provable import UnitRange
 from lpcompile.passes.capture.record.refusal import SIZED_BY_DATA, ModuleTrail
-from lpcompile.passes.capture.record.shadow import Shadow, fake_tensor
-from lpcompile.passes.capture.record.values import may_hold, numbers, stand_in
+from lpcompile.passes.capture.record.shadow import Shadow, with_fakes
+from lpcompile.passes.capture.record.values import holds_code, may_hold, numbers, stand_in
 from lpcompile.passes.capture.switches import Branches, is_drawn
 from lpcompile.passes.graph.calls import Apply, Chosen, Draw, Script, structure_of
 from lpcompile.passes.graph.mutation import Snapshot, changes, snapshot
@@ -48,9 +47,9 @@ class Recorder(TorchFunctionMode):
 
     def __init__(self, shadow: Shadow, kept_whole: frozenset[str] = frozenset(), specialise: bool = False,
                  watch_random: bool = False, branches: Branches | None = None,
-                 choosers: Sequence[draws.Chooser] = ()) -> None:  # fmt: skip
+                 choosers: Sequence[draws.Chooser] = (), opened: Set[str] = frozenset()) -> None:  # fmt: skip
         super().__init__()
-        self.shadow, self.kept_whole, self.specialise = shadow, kept_whole, specialise
+        self.shadow, self.kept_whole, self.specialise, self.opened = shadow, kept_whole, specialise, opened
         self.autocasts: list[AutocastRegion] = []  # the regions that forward is inside of
         self.trail = ModuleTrail()
         self.writer = GraphWriter(shadow, self.trail, self.autocasts)
@@ -104,7 +103,8 @@ class Recorder(TorchFunctionMode):
         path = self.shadow.path_of(module)
         if self._paused:
             return call()
-        if not path or not (path in self.kept_whole or (is_leaf(module) and self.shadow.has_weights_of(module))):
+        layer = path not in self.opened and is_leaf(module) and self.shadow.has_weights_of(module)
+        if not path or not (path in self.kept_whole or layer):
             return self._trace_through(path, call)
         self._refuse_set_from_outside(path, module)
         own = self._in_own_leaf = not type(module).__module__.startswith("torch.nn.")
@@ -122,6 +122,9 @@ class Recorder(TorchFunctionMode):
                 set_rng_state(generators)
         if not self.specialise and numbers(out):
             raise self.trail.refuse(f"{path} returns a Python number, which its caller may use")
+        if own and not self.specialise and holds_code(out):
+            opens = "" if path in self.kept_whole else path
+            raise self.trail.refuse(f"{path} stays whole and returns a function, which its caller may call", opens)
         structure = structure_of(out) if own and isinstance(out, (list, tuple, dict)) else ""
         node = self.writer.emit("call_module", path, args, kwargs, out, seen, path=path, structure=structure)
         if own:
@@ -146,12 +149,8 @@ class Recorder(TorchFunctionMode):
             leaves, tree = flatten((args, kwargs))
             with _disable_current_modes(), self._observer:
                 stand_args, stand_kwargs = tree.unflatten([stand_in(t) for t in leaves])
-                out = self.shadow.original_module(path)(*stand_args, **stand_kwargs)
-            results, out_tree = flatten(out)
-            grown = [fake_tensor(t.detach(), mode).requires_grad_(t.requires_grad) if t.is_floating_point()
-                     else fake_tensor(t, mode) for t in results]  # fmt: skip
-            self.writer.keep_alive(grown)
-            return out_tree.unflatten(grown)
+                made = self.shadow.original_module(path)(*stand_args, **stand_kwargs)
+            return with_fakes(made, mode, self.writer.keep_alive)
 
     def _trace_through(self, path: str | None, call: Callable[[], Any]) -> Any:
         self.trail.stack.append(self.trail.path if path is None else path)
@@ -255,17 +254,18 @@ class Recorder(TorchFunctionMode):
         # Hooks of saved tensors run inside `apply`, where torch has gradients off: what they set is none of forward's.
         if name == "_set_grad_enabled" and (torch.is_grad_enabled() or not self._grad):
             self._grad = bool(args[0])
-        if name in VALUE_READS:
+        if name in operations.VALUE_READS:
             return self._read(func, name, args, kwargs)
-        if reads_size(func, name):
+        if operations.reads_size(func, name):
             self.reads_sizes = True
         if any(type(a).__name__ == "ndarray" for a in (*args, *kwargs.values())):
             with _disable_current_modes():
                 return func(*args, **kwargs)  # a constant: it enters the graph where it is used
-        if is_no_step(func, name):
-            raise self.trail.refuse(is_no_step(func, name))
+        if operations.is_no_step(func, name):
+            raise self.trail.refuse(operations.is_no_step(func, name))
         out, seen = self._observe(lambda: func(*args, **kwargs))
-        if seen.sized_by_data and not self.specialise:
+        deciding = operations.decides_size(name, args, kwargs) if seen.sized_by_data and not self.specialise else ()
+        if any(map(self.writer.varies, deciding)):
             raise self.trail.refuse(SIZED_BY_DATA)
         tensors = [out] if isinstance(out, torch.Tensor) else flatten(out)[0] if may_hold(out) else []
         if not tensors:
@@ -276,7 +276,7 @@ class Recorder(TorchFunctionMode):
             elif seen.writes:
                 self.writer.emit("call_function", func, args, kwargs, None, seen)
             return out
-        self.writer.emit(*operation(func, name, args, kwargs), out, seen)
+        self.writer.emit(*operations.operation(func, name, args, kwargs), out, seen)
         self._ranges.note(name, args, kwargs, out)
         return out
 

@@ -19,6 +19,7 @@ class Unrecordable(Exception):
         self.drawn = False  # Python reads a value made of random draws alone: perhaps a layer that is skipped at random
         self.of_inputs = False  # Python reads a number that is made of inputs alone
         self.chooser: Any = None  # the function that forward called with its layers and that read the value
+        self.opens = ""  # a layer that can be recorded step by step instead
         self.stray = False  # a tensor of unknown origin: perhaps from a cache that an earlier recording filled
 
 
@@ -40,9 +41,10 @@ class ModuleTrail:
         if self.failed_at is None:
             self.failed_at = (self.path, source_line())
 
-    def refuse(self, reason: str) -> Unrecordable:
+    def refuse(self, reason: str, opens: str = "") -> Unrecordable:
         """An error to raise. It is remembered, because forward may catch it and take another branch."""
         self.fail()
         refusal = Unrecordable(self.path, reason, source_line())
+        refusal.opens = opens
         self.refused = self.refused or refusal
         return refusal

@@ -6,7 +6,7 @@ All side effects of forward (a cached tensor, a call counter, updated statistics
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from lpcompile.errors import CaptureError
 from lpcompile.passes.capture.record.leaves import is_leaf
 from lpcompile.passes.graph.mutation import INTERNAL
+from lpcompile.passes.graph.tree import flatten
 
 
 class Shadow:
@@ -101,6 +102,16 @@ def fake_tensor(tensor: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
                 return nn.Parameter(fake, requires_grad=tensor.requires_grad)
             return fake
     return mode.from_tensor(tensor, static_shapes=True)
+
+
+def with_fakes(value: Any, mode: FakeTensorMode, keep_alive: Callable[[Any], None]) -> Any:
+    """A value of real tensors with fakes in their place."""
+    leaves, tree = flatten(value)
+    fakes = [fake_tensor(t.detach(), mode) for t in leaves]
+    for fake, tensor in zip(fakes, leaves, strict=True):
+        fake.requires_grad_(tensor.requires_grad)
+    keep_alive(fakes)
+    return tree.unflatten(fakes)
 
 
 def _copy(model: nn.Module, memo: dict[int, Any]) -> nn.Module:

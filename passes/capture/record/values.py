@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
+import types
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,15 @@ def numbers(value: Any) -> bool:
     if isinstance(value, dict):
         return any(map(numbers, value.values()))
     return isinstance(value, (int, float, complex, str))
+
+
+def holds_code(value: Any) -> bool:
+    """Whether a result holds functions or generators, which may keep tensors that nobody sees."""
+    if isinstance(value, (tuple, list)):
+        return any(map(holds_code, value))
+    if isinstance(value, dict):
+        return any(map(holds_code, value.values()))
+    return isinstance(value, (types.FunctionType, types.MethodType, types.GeneratorType, functools.partial))
 
 
 def stand_in(fake: torch.Tensor) -> torch.Tensor:

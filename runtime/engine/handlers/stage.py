@@ -25,7 +25,8 @@ def forward(w: Worker, item: Instruction, slot: int) -> None:
     if any(ref.kind == "random" for ref in item.writes):
         return features(w, item, slot)
     lams = stage_input(w, item, slot)
-    with versions.held(w, slot), memory.weighed(w, slot) if w.weigh else contextlib.nullcontext():
+    weighed = memory.weighed(w, slot) if w.weigh else contextlib.nullcontext()
+    with versions.held(w, slot), weighed, w.attributes.noted(slot):
         found, loss = w.run_stage(lams, slot)
     leaves = w.pick(w.rank, lams) if lams else ()
     if loss is not None:
@@ -59,7 +60,8 @@ def replay(w: Worker, item: Instruction, slot: int) -> None:
     lams, now = stage_input(w, item, slot), get_random(w.device)
     set_random(w.device, w.values["random", w.rank, slot])
     try:
-        with w.statistics_kept(w.stage.module), memory.weighed(w, slot) if w.weigh else contextlib.nullcontext():
+        weighed = memory.weighed(w, slot) if w.weigh else contextlib.nullcontext()
+        with w.statistics_kept(w.stage.module), weighed, w.attributes.noted(slot):
             found, _ = w.run_stage(lams, slot)
     finally:
         set_random(w.device, now)
@@ -70,7 +72,7 @@ def backward(w: Worker, item: Instruction, slot: int) -> None:
     """The stage's backward, from the loss or from the method's adjoint at X_{k+1} (of d, p and κ)."""
     leaves, ends = w.values["graph", w.rank, slot]
     factor = w.rescale(slot)
-    with versions.held(w, slot), hooks_explained(w):
+    with versions.held(w, slot), w.attributes.of(slot), hooks_explained(w):
         if w.last and w.method.heads and not ends.requires_grad:
             pass  # a stage without parameters, and no gradient goes further down
         elif w.last:
@@ -84,9 +86,7 @@ def backward(w: Worker, item: Instruction, slot: int) -> None:
             if pairs:
                 torch.autograd.backward([end for end, _ in pairs], [seed for _, seed in pairs])
     w.updater.due.add("stage")
-    w.values["graph", w.rank, slot] = None
-    w.graph_bytes.pop(slot, None)
-    stash_tied(w)
+    over(w, slot)
     if item.writes:
         found = tuple(torch.zeros_like(t) if t.grad is None else t.grad for t in leaves)
         w.values["p", w.rank, slot] = times(1 / factor, found)
@@ -124,7 +124,8 @@ def backward_input(w: Worker, item: Instruction, slot: int) -> None:
     pairs = [(end, seed) for end, seed in zip(ends, seeds, strict=True) if end.requires_grad]
     # else each group of weights would recompute the whole stage; and compiled code cannot be split
     together = w.settings.recomputes(w.rank) or w.settings.compile
-    found, groups = input_part(pairs, leaves, weights(w), together, w.put_off)
+    with w.attributes.of(slot):
+        found, groups = input_part(pairs, leaves, weights(w), together, w.put_off)
     w.values["graph", w.rank, slot] = groups
     gradients = zip(leaves, found, strict=True)
     w.values["p", w.rank, slot] = tuple(torch.zeros_like(t) if g is None else g for t, g in gradients)
@@ -134,9 +135,16 @@ def backward_input(w: Worker, item: Instruction, slot: int) -> None:
 
 def backward_weight(w: Worker, item: Instruction, slot: int) -> None:
     """Weight gradients that `backward_input` left."""
-    weight_part(w.values["graph", w.rank, slot])
+    with w.attributes.of(slot):
+        weight_part(w.values["graph", w.rank, slot])
+    over(w, slot)
+
+
+def over(w: Worker, slot: int) -> None:
+    """The graph of a micro-batch is used up."""
     w.values["graph", w.rank, slot] = None
     w.graph_bytes.pop(slot, None)
+    w.attributes.over(slot)
     stash_tied(w)
 
 

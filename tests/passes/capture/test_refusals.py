@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 
 import pytest
 import torch
@@ -110,3 +111,28 @@ def test_an_exception_that_forward_swallows_is_still_a_refusal():
 def test_a_shape_that_depends_on_data_is_refused():
     with pytest.raises(CaptureError, match="the shape of a result depends on the values"):
         lpcompile.capture(Loop(lambda m, x: x.sum() / x[x > 0].shape[0]), torch.randn(2, 4))
+
+
+class Detector(nn.Module):
+    """Matches boxes, as detection models of torchvision do in training."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.backbone, self.head = nn.Linear(4, 8), nn.Linear(8, 4)
+
+    def forward(self, images, targets):
+        if any((t["boxes"] < 0).any() for t in targets):
+            raise ValueError("boxes")
+        return self.head(self.backbone(torch.stack(images)))
+
+
+def test_a_detection_model_is_refused_in_one_line():
+    images, targets = [torch.randn(4)] * 2, [{"boxes": torch.ones(n, 4)} for n in (1, 2)]
+    with pytest.raises(CaptureError) as error:
+        lpcompile.capture(Detector(), (images, targets))
+    assert re.fullmatch(
+        r"cannot capture Detector: it matches boxes, whose number differs from image to image \(.*:\d+ in .*\); train "
+        r"Detector undivided, or call a program of its backbone in it: "
+        r"lpcompile\.parallelize\(model\.backbone, \.\.\.\)",
+        str(error.value),
+    )

@@ -48,3 +48,17 @@ def test_required_parameters_have_no_default() -> None:
     assert constructor_default(nn.Linear, "bias") is True
     assert constructor_default(nn.Linear, "in_features") is MISSING
     assert constructor_default(nn.RNN, "nonlinearity") == "tanh"
+
+
+class Wrapping(nn.Module):
+    """A layer of a library that takes another layer."""
+
+    __module__ = "torch_geometric.nn.conv.wrapping"
+
+    def __init__(self, conv: nn.Module) -> None:
+        super().__init__()
+        self.conv = conv
+
+
+def test_a_layer_is_no_argument_of_another() -> None:
+    assert constructor_arguments(Wrapping(nn.Linear(3, 4))) is None

@@ -70,9 +70,13 @@ def test_integers_and_shapes_that_follow_the_batch_are_found() -> None:
 def test_slices_and_keywords_are_compared_too() -> None:
     left = graph(2, slice(0, 2), target=operator.getitem)
     node = next(n for n in left.nodes if n.op == "call_function")
-    assert same_graph(left, graph(3, slice(0, 3), target=operator.getitem), (2, 3))[node][0][1] == [None, (1, 0), None]
+    assert same_graph(left, graph(3, slice(0, 3), target=operator.getitem), (2, 3))[node][0][1] == [
+        None,
+        (1, 0, "batch"),
+        None,
+    ]
     left = graph(2, shape=(2, 4))
-    assert same_graph(left, graph(3, shape=(3, 4)), (2, 3))[operation(left)][1] == {"shape": [(1, 0), None]}
+    assert same_graph(left, graph(3, shape=(3, 4)), (2, 3))[operation(left)][1] == {"shape": [(1, 0, "batch"), None]}
 
 
 @pytest.mark.parametrize(

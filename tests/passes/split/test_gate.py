@@ -112,3 +112,22 @@ def test_a_difference_names_the_module_to_keep_whole():
     tamper(inner, "0.0.2", lambda t: t + 1e-3)
     with pytest.raises(GateError, match=r"It begins in 0\.0: keep that module whole with leaf=\['0\.0'\]"):
         run_gate(inner.captured, inner.stages, [torch.randn(4, 4)])
+
+
+class SeedsItself(nn.Module):
+    """Takes a seed from the operating system for its dropout, as transformers' Reformer does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin, self.seed = nn.Linear(4, 4), None
+
+    def forward(self, x):
+        self.seed = torch.seed()
+        return x + torch.dropout(self.lin(x), 0.5, self.training)
+
+
+def test_a_model_that_seeds_itself_is_compared_with_the_same_seeds():
+    model = nn.Sequential(nn.Linear(4, 4), SeedsItself(), nn.Linear(4, 4))
+    seed = torch.seed
+    program = lpcompile.parallelize(model, 2, example_inputs=torch.randn(4, 4), cost="flops")
+    assert program.plan.gate == "bitwise" and torch.seed is seed

@@ -37,15 +37,17 @@ def test_a_relative_beta_is_the_same_on_both_sides_of_a_boundary():
 
 def test_a_hook_that_expects_backward_after_forward_is_explained():
     class Clears(nn.Linear):
-        waiting = 0
+        def __init__(self, *sizes):
+            super().__init__(*sizes)
+            self.waiting = []
 
         def forward(self, x):
-            self.waiting = 1
+            self.waiting.append(1)
             return super().forward(x)
 
     def clear(module, *_):
         assert module.waiting, "nothing to clear"
-        module.waiting = 0
+        module.waiting.clear()
 
     layer = Clears(6, 6)
     layer.register_full_backward_hook(clear)
