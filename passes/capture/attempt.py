@@ -58,6 +58,9 @@ class Attempt:
     switching: dict[bool, bool] = field(default_factory=dict)  # by mode: record what is skipped at random as switches
     learned: dict[bool, Learned] = field(default_factory=dict)  # how, from the first recording in each mode
     choosers: list[Chooser] = field(default_factory=list)  # functions that pick layers from a list at random
+    drawers: list[Chooser] = field(default_factory=list)  # functions that draw, each one step of the graph
+    drew: list[Chooser] = field(default_factory=list)  # functions that drew in the last recording and are none
+    unswitched: Exception | None = None  # why what is drawn cannot be recorded as steps and switches
     own_attributes: set[str] = field(default_factory=set)  # attributes that forward sets
     blocks: set[str] = field(default_factory=set)  # layers that are kept whole only because they are switches
 
@@ -77,11 +80,21 @@ class Attempt:
             try:
                 return self._switched(tensors, training, rebuild)
             except (NotASwitch, Unrecordable) as error:
+                if self.drew:
+                    self.drawers += self.drew
+                    raise Again from error
                 if isinstance(error, Unrecordable) and self.may_read(error):
                     raise
                 self.switching[training] = False
                 self.kept_whole = before - self.blocks
-        return self._finished(self._recorded(tensors, training, rebuild))
+                self.unswitched = error
+        try:
+            return self._finished(self._recorded(tensors, training, rebuild))
+        except Unrecordable as error:
+            better = self.unswitched
+            if error.drawn and isinstance(better, Unrecordable) and better.path == error.path:
+                error.reason, error.source, error.remedy = better.reason, better.source, explain.DRAWN
+            raise
 
     def _switched(self, tensors: list[torch.Tensor], training: bool, rebuild: Rebuild) -> Recording:
         recorders: list[Recorder] = []
@@ -130,13 +143,15 @@ class Attempt:
         readable = self.read_inputs and not any(t.is_meta for t in tensors)
         values = dict(zip(names, tensors, strict=True)) if readable else None
         recorder = Recorder(shadow, frozenset(self.kept_whole), self.specialise, self.watch_random, branches,
-                            self.choosers)  # fmt: skip
-        recorder.values = values
+                            self.choosers, self.drawers)  # fmt: skip
+        recorder.values, self.drew = values, recorder.draw_steps.drew
         before, generators = snapshot(shadow.root), python_rng_state()
         try:
             tree = recorder.run(list(zip(names, inputs, strict=True)), lambda root: root(*args, **kwargs))
         except Exception as error:
-            raise explain.blame(error, recorder.trail) from error
+            blamed = explain.blame(error, recorder.trail)
+            blamed.drawn = blamed.drawn or (branches is None and python_rng_state() != generators)
+            raise blamed from error
         finally:
             self.caches.forget_fakes()
         self._check_state(recorder, before, generators, lambda: shadow.root(*args, **kwargs))
@@ -185,9 +200,8 @@ class Attempt:
         if by_type_checks(recorder.draw_lines) and python_rng_state()[1:] == generators[1:]:
             return
         reason = "forward draws from Python's or numpy's random generator"
-        remedy = "draw from torch's generator (torch.rand, torch.bernoulli) and use the result as a tensor"
         source = next((line for line in recorder.draw_lines if not line.startswith("<")), "")
-        refusal = Unrecordable(recorder.random_path or "", reason, source, remedy)
+        refusal = Unrecordable(recorder.random_path or "", reason, source, explain.DRAWN)
         refusal.drawn = recorder.branches is None
         raise refusal
 

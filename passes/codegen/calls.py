@@ -23,7 +23,7 @@ from lpcompile.passes.codegen.operators import (
 )
 from lpcompile.passes.codegen.text.names import quote
 from lpcompile.passes.codegen.text.values import Names, Unprintable, is_default, refuse
-from lpcompile.passes.graph import calls
+from lpcompile.passes.graph import calls, drawn_calls
 
 Value = Callable[[fx.Node], Expr]
 
@@ -179,6 +179,15 @@ def _our_call(step: Operation, arguments: _Arguments, module: Callable[[str], st
         names.use(target.function.partition(".")[0])
         draw = f"{target.function}({arguments.call(args, kwargs)})"
         return Expr(f"{names.use('torch')}.tensor({draw}, dtype=torch.float64)", kind="function")
+    if isinstance(target, drawn_calls.ByName):
+        names.use(target.function.partition(".")[0])
+        return Expr(f"{target.function}({arguments.call(args, kwargs)})", kind="function")
+    if isinstance(target, drawn_calls.Replayed):
+        return Expr(f"{names.ref(target.function)}({arguments.call(args, kwargs)})", kind="function")
+    if target is drawn_calls.as_drawn:
+        names.helpers.add("as_drawn")
+        names.use("numpy")
+        return Expr(f"as_drawn({arguments.call(args, kwargs)})", kind="function")
     if isinstance(target, calls.Chosen):
         names.helpers.add("chosen")
         names.use("torch")
