@@ -96,7 +96,52 @@ class SamplesFeatures(Draws):
         return out
 
 
-MODELS: list[type[Draws]] = [MasksSpans, MasksByNumpy, Permutes, SamplesFeatures]
+class EitherLayer(Draws):
+    """One of two blocks of different kinds, drawn at every call, in evaluation too."""
+
+    def block(self) -> nn.Module:
+        return nn.ModuleList([Block(), nn.Sequential(nn.Linear(32, 32), nn.Tanh())])
+
+    def step(self, block: Any, x: Tensor) -> Tensor:
+        out: Tensor = block[0](x) if torch.rand(()) < 0.5 else x + block[1](x)
+        return out
+
+
+class ShakesOrDrops(Draws):
+    """ShakeDrop: a residual branch whole, or scaled by chance, and by its mean in evaluation."""
+
+    def step(self, block: Any, x: Tensor) -> Tensor:
+        out: Tensor
+        if not self.training:
+            out = x + 0.75 * block.branch(block.norm(x))
+        elif torch.bernoulli(torch.tensor(0.5)) == 1:
+            out = x + block.branch(block.norm(x))
+        else:
+            scale = torch.empty(len(x), 1).uniform_(-1, 1)
+            out = x + scale * block.branch(block.norm(x))
+        return out
+
+
+class NoiseAndSkips(Draws):
+    """Noise that is drawn in some layers, and layers that are skipped."""
+
+    def step(self, block: Any, x: Tensor) -> Tensor:
+        if self.training and random.random() < 0.4:
+            x = x + 0.1 * torch.randn_like(x)
+        if not self.training or random.random() >= 0.3:
+            x = block(x)
+        return x
+
+
+MODELS: list[type[Draws]] = [
+    MasksSpans,
+    MasksByNumpy,
+    Permutes,
+    EitherLayer,
+    ShakesOrDrops,
+    NoiseAndSkips,
+    SamplesFeatures,
+]
 
 
 def _make(kind: type[Draws]) -> Any:

