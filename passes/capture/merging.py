@@ -145,22 +145,25 @@ class Merger:
 
     def _match(self, site: Site, expected: fx.Node, value: fx.Node, skipped: set[int]) -> None:
         """Let the step take `value` in this recording. What stands for a value is made before it."""
-        before: fx.Node | None = None
+        chain: list[fx.Node] = []  # values that are not made in this recording, the latest first
         step = self.starts.get(site, expected)
-        while step is not value:
-            if self._is_taken(step, skipped):
-                latest = len(self.ends.parts) if before is None else self._read(before)
-                if not self._is_taken(value, skipped) or not self._read(step) < self._read(value) < latest:
-                    raise NotASwitch(f"{step} is used where another outcome uses {value}")
-                self.instead.setdefault(value, step)  # the arm of one outcome makes it, that of the other nothing
-                if before is None:
-                    self.starts[site] = value
-                else:
-                    self.instead[before] = value
-                return
-            if step not in self.instead and self._read(value) > self._read(step):
-                raise NotASwitch(f"{step} is used where another outcome uses the later {value}")
-            before, step = step, self.instead.setdefault(step, value)
+        while step is not value and not self._is_taken(step, skipped) and step in self.instead:
+            chain.append(step)
+            step = self.instead[step]
+        if step is value:
+            return
+        if not self._is_taken(step, skipped) and self._read(value) <= self._read(step):
+            self.instead[step] = value
+            return
+        later = [s for s in chain if self._read(s) > self._read(value)]
+        below = [*chain, step][len(later)]
+        if not self._is_taken(value, skipped) or self._read(below) >= self._read(value):
+            raise NotASwitch(f"{step} is used where another outcome uses {value}")
+        self.instead.setdefault(value, below)  # the arm of one outcome makes it, that of the other nothing
+        if later:
+            self.instead[later[-1]] = value
+        else:
+            self.starts[site] = value
 
     def _read(self, step: fx.Node) -> int:
         """The read in whose arm a step is; of all others, one before all reads."""

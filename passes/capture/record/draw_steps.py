@@ -66,11 +66,11 @@ class DrawSteps:
         if self.recorder.paused:
             return draw(*args, **kwargs)
         leaves, tree = flatten((args, kwargs))
-        given, named = tree.unflatten([torch.ones_like(stand_in(t)) for t in leaves])
         generators = rng_state()
         self.recorder.paused = True
         try:
             with _disable_current_modes():
+                given, named = tree.unflatten([torch.ones_like(stand_in(t)) for t in leaves])
                 values = draw(*given, **named), draw(*given, **named)
         finally:
             self.recorder.paused = False

@@ -59,7 +59,20 @@ class OneSide(Draws):
         return x.flip(1) + y
 
 
-@pytest.mark.parametrize("kind", [Functions, OwnTensors, Statistics, OneSide])
+class Streams(Draws):
+    """Two streams, one tensor at first; the branches change one each."""
+
+    def forward(self, x):
+        a = b = self.first(x)
+        for block in self.blocks:
+            if random.random() < 0.4:
+                a = block(a)
+            else:
+                b = block(b) + a
+        return self.last(a * b)
+
+
+@pytest.mark.parametrize("kind", [Functions, OwnTensors, Statistics, OneSide, Streams])
 def test_a_draw_chooses_one_of_two_branches(kind):
     torch.manual_seed(0)
     model, inputs = kind(), ((torch.randn(4, 16),), {})
