@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,6 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from lpcompile.core.system.gc_pause import gc_paused
 from lpcompile.passes.capture import explain
+from lpcompile.passes.capture.merging import Ends, Learned, Merger, ends
 from lpcompile.passes.capture.record.caches import FunctionCaches, forget_fakes, live_tensors
 from lpcompile.passes.capture.record.draws import Chooser, by_type_checks
 from lpcompile.passes.capture.record.input_reads import check_first
@@ -20,7 +22,8 @@ from lpcompile.passes.capture.record.recorder import Recorder
 from lpcompile.passes.capture.record.refusal import Unrecordable
 from lpcompile.passes.capture.record.shadow import Shadow, fake_tensor
 from lpcompile.passes.capture.signature import Rebuild, Signature
-from lpcompile.passes.capture.switches import Branches, Learned, Merger, NotASwitch, blocks, segments
+from lpcompile.passes.capture.switched_graph import SwitchWriter
+from lpcompile.passes.capture.switches import Branches, NotASwitch, blocks
 from lpcompile.passes.graph.batch import Different
 from lpcompile.passes.graph.calls import as_read
 from lpcompile.passes.graph.mutation import Change, changes, snapshot
@@ -28,6 +31,9 @@ from lpcompile.passes.graph.tree import Tree
 from lpcompile.passes.graph.untouched import python_rng_state, untouched
 
 CheckCall = Callable[[int, fx.Node], None]
+BRANCHES = "the branches that follow are more than parts that run or not, or one of two"
+PYTHONS = "forward draws from Python's or numpy's random generator"
+MIXED = 4  # recordings with outcomes at random, where both do something
 
 
 class Again(Exception):
@@ -42,6 +48,21 @@ class Recording:
     reads_training: bool = True  # whether evaluation may be another graph
     reads_sizes: bool = True  # whether another batch may be another graph in ways that two sizes do not show
     calls: tuple[fx.Node, ...] = ()  # all calls as they were recorded; those without effect are erased
+
+
+@dataclass(frozen=True)
+class Outcome:
+    recorder: Recorder
+    tree: Tree
+    branches: Branches
+
+    @property
+    def graph(self) -> fx.Graph:
+        return self.recorder.graph
+
+    @property
+    def drawn(self) -> tuple[fx.Graph, Branches]:
+        return self.graph, self.branches
 
 
 @dataclass
@@ -63,6 +84,9 @@ class Attempt:
     switching: dict[bool, bool] = field(default_factory=dict)  # by mode: record what is skipped at random as switches
     learned: dict[bool, Learned] = field(default_factory=dict)  # how, from the first recording in each mode
     choosers: list[Chooser] = field(default_factory=list)  # functions that pick layers from a list at random
+    drawers: list[Chooser] = field(default_factory=list)  # functions that draw, each one step of the graph
+    drew: list[Chooser] = field(default_factory=list)  # functions that drew in the last recording and are none
+    unswitched: Exception | None = None  # why what is drawn cannot be recorded as steps and switches
     own_attributes: set[str] = field(default_factory=set)  # attributes that forward sets
     opened: set[str] = field(default_factory=set)  # layers that are recorded step by step
     blocks: set[str] = field(default_factory=set)  # layers that are kept whole only because they are switches
@@ -73,58 +97,98 @@ class Attempt:
         """One recording; where layers are skipped at random, several that are merged into one. `check_call` may refuse
         a call by its number, which ends the recording."""
         learned = self.learned.get(training)
-        if learned is not None:  # at another batch size: one recording is enough
-            branches = Branches(lambda k: learned.outcome)
-            recorder, tree = self._recorded(tensors, training, rebuild, branches)
+        if learned is not None:  # at another batch size: a recording of each arm is enough
+            outcomes = (learned.outcome, not learned.outcome) if learned.two_sided else (learned.outcome,)
+            made = [self._with(tensors, training, rebuild, lambda k, o=o: o) for o in outcomes]  # type: ignore[misc]
             try:
-                learned.apply(recorder.graph, branches)
+                SwitchWriter(learned, made[0].drawn, made[1].drawn if learned.two_sided else None).write()
             except NotASwitch as error:
                 raise Unrecordable("", f"layers that are skipped at random differ with the batch: {error}") from error
+            recorder, tree = made[0].recorder, made[0].tree
             return self._finished((recorder, tree))
         if self.switching.get(training):
             before = set(self.kept_whole)
             try:
                 return self._switched(tensors, training, rebuild)
             except (NotASwitch, Unrecordable) as error:
+                if self.drew:
+                    self.drawers += self.drew
+                    raise Again from error
                 if isinstance(error, Unrecordable) and self.may_read(error):
                     raise
                 self.switching[training] = False
                 self.kept_whole = before - self.blocks
-        return self._finished(self._recorded(tensors, training, rebuild, None, check_call))
+                self.unswitched = error
+        try:
+            return self._finished(self._recorded(tensors, training, rebuild, None, check_call))
+        except Unrecordable as error:
+            self._explain(error)
+            raise
+
+    def _explain(self, refusal: Unrecordable) -> None:
+        """Say of a refused draw why what follows from it cannot be recorded as steps and switches."""
+        why = self.unswitched
+        if refusal.drawn and isinstance(why, NotASwitch):
+            refusal.reason += f"; {BRANCHES}"
+        elif refusal.drawn and isinstance(why, Unrecordable) and why.path == refusal.path:
+            refusal.remedy = explain.DRAWN
+            if refusal.reason == PYTHONS:
+                refusal.reason += f"; {why.reason}{explain.at(why.source)}"
+            else:
+                refusal.reason, refusal.source = why.reason, why.source
 
     def _switched(self, tensors: list[torch.Tensor], training: bool, rebuild: Rebuild) -> Recording:
-        recorders: list[Recorder] = []
+        made = {o: self._with(tensors, training, rebuild, lambda k, o=o: o) for o in (False, True)}  # type: ignore[misc]
+        outcome = len(made[True].graph.nodes) > len(made[False].graph.nodes)
+        full, bare = made[outcome], made[not outcome]
+        for lines in (False, True):
+            try:
+                found = ends(full.drawn, bare.drawn, lines)
+                if found.two_sided and not lines:
+                    continue
+                learned, recorders = self._merged(found, outcome, lambda a: self._with(tensors, training, rebuild, a))
+                break
+            except NotASwitch:
+                if lines:
+                    raise
+        SwitchWriter(learned, full.drawn, bare.drawn).write()
+        try:
+            full.graph.lint()
+        except RuntimeError as error:
+            raise NotASwitch("what stands for a skipped value is made after it") from error
+        if any(full.recorder.constants.get(n, t) is not t for n, t in bare.recorder.constants.items()):
+            raise NotASwitch("either branch has constants of its own")
+        self.learned[training] = learned
+        full.recorder.constants.update(bare.recorder.constants)
+        for each in (bare.recorder, *recorders):  # `if keep[i] or not self.training` reads the flag of a skipped layer
+            full.recorder.reads_training |= each.reads_training
+            full.recorder.reads_sizes |= each.reads_sizes
+        return self._finished((full.recorder, full.tree))
 
-        def recorded(answer: Callable[[int], bool]) -> tuple[Recorder, Tree, Branches]:
-            branches = Branches(answer)
-            recorder, tree = self._recorded(tensors, training, rebuild, branches)
-            recorders.append(recorder)
-            return recorder, tree, branches
-
-        ends = {outcome: recorded(lambda k, outcome=outcome: outcome) for outcome in (False, True)}  # type: ignore[misc]
-        outcome = len(ends[True][0].graph.nodes) > len(ends[False][0].graph.nodes)
-        full, bare = ends[outcome], ends[not outcome]
-        if len(full[2].flags) != len(bare[2].flags):
-            raise NotASwitch("the number of draws depends on what was drawn")
-        parts, rest = segments(full[0].graph, full[2]), segments(bare[0].graph, bare[2])
-        found = blocks(parts, rest, full[2].paths)
-        matters = [k for k, (mine, theirs) in enumerate(zip(parts, rest, strict=True), -1) if len(mine) > len(theirs)]
-        if not self.kept_whole.issuperset(found):
-            self.blocks.update(set(found) - self.kept_whole)
-            self.kept_whole.update(found)
+    def _merged(
+        self, found: Ends, outcome: bool, record: Callable[[Callable[[int], bool]], Outcome]
+    ) -> tuple[Learned, list[Recorder]]:
+        """Learn what stands for what from recordings in which every second branch is taken."""
+        layers = blocks(found.skippable(), found.branches.paths)
+        if not self.kept_whole.issuperset(layers):
+            self.blocks.update(set(layers) - self.kept_whole)
+            self.kept_whole.update(layers)
             raise Again
-        merger = Merger(full[0].graph, full[2])
-        for odd in (0, 1) if len(matters) > 1 else (0,):
-            skipped = set(matters[odd::2])
-            some = recorded(lambda k, skipped=skipped: (k in skipped) != outcome)  # type: ignore[misc]
-            merger.learn(some[0].graph, some[2], skipped)
-        merger.learn(bare[0].graph, bare[2], set(matters))
-        self.learned[training] = merger.learned(outcome)
-        self.learned[training].apply(full[0].graph, full[2])
-        for each in recorders:  # `if keep[i] or not self.training` reads the flag where the layer is skipped
-            full[0].reads_training |= each.reads_training
-            full[0].reads_sizes |= each.reads_sizes
-        return self._finished((full[0], full[1]))
+        armed, chance = found.armed(), random.Random(0)
+        mixed = [set(armed[odd::2]) for odd in (0, 1)] if len(armed) > 1 else []
+        if found.two_sided:
+            mixed += [{k for k in armed if chance.random() < 0.5} for _ in range(MIXED)]
+        made = [(record(lambda k, skipped=s: (k in skipped) != outcome), s) for s in mixed]  # type: ignore[misc]
+        merger = Merger(found)
+        merger.learn([*((*some.drawn, skipped) for some, skipped in made), (found.bare, found.other, set(armed))])
+        return merger.learned(outcome), [some.recorder for some, _ in made]
+
+    def _with(
+        self, tensors: list[torch.Tensor], training: bool, rebuild: Rebuild, answer: Callable[[int], bool]
+    ) -> Outcome:
+        """A recording in which draws that Python reads come out as `answer` says."""
+        branches = Branches(answer)
+        return Outcome(*self._recorded(tensors, training, rebuild, branches), branches)
 
     def _recorded(
         self, tensors: list[torch.Tensor], training: bool, rebuild: Rebuild, branches: Branches | None = None,
@@ -141,8 +205,9 @@ class Attempt:
         readable = self.read_inputs and not any(t.is_meta for t in tensors)
         values = dict(zip(names, tensors, strict=True)) if readable else None
         recorder = Recorder(shadow, frozenset(self.kept_whole), self.specialise, self.watch_random, branches,
-                            self.choosers, self.opened)  # fmt: skip
+                            self.choosers, self.drawers, self.opened)  # fmt: skip
         recorder.values, recorder.writer.check_call, recorder.writer.outside = values, check_call, outside
+        self.drew = recorder.draw_steps.drew
         before, generators = snapshot(shadow.root), python_rng_state()
         try:
             with contextlib.nullcontext() if self.real else gc_paused():  # garbage of fake tensors is small
@@ -150,7 +215,9 @@ class Attempt:
         except Different:
             raise
         except Exception as error:
-            raise explain.blame(error, recorder.trail) from error
+            blamed = explain.blame(error, recorder.trail)
+            blamed.drawn = blamed.drawn or (branches is None and python_rng_state() != generators)
+            raise blamed from error
         finally:
             self.caches.forget_fakes()
         self._check_state(recorder, before, generators, lambda: shadow.root(*args, **kwargs))
@@ -199,10 +266,8 @@ class Attempt:
             raise Again
         if by_type_checks(recorder.draw_lines) and python_rng_state()[1:] == generators[1:]:
             return
-        reason = "forward draws from Python's or numpy's random generator"
-        remedy = "draw from torch's generator (torch.rand, torch.bernoulli) and use the result as a tensor"
         source = next((line for line in recorder.draw_lines if not line.startswith("<")), "")
-        refusal = Unrecordable(recorder.random_path or "", reason, source, remedy)
+        refusal = Unrecordable(recorder.random_path or "", PYTHONS, source, explain.DRAWN)
         refusal.drawn = recorder.branches is None
         raise refusal
 

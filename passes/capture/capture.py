@@ -83,12 +83,15 @@ def _capture(attempt: Attempt, tensors: list[torch.Tensor], rebuild: Rebuild, fr
             evaluate = _insist(attempt, start, False, rebuild, front_end)
             if attempt.read_inputs and start is not tensors:
                 return _capture(attempt, tensors, rebuild, front_end)
+            if _other_constants(train, evaluate):
+                raise Different("evaluation has other constants")
             same_graph(train.graph, evaluate.graph)
             evaluate = train if evaluate.tree.text == train.tree.text else Recording(train.graph, evaluate.tree, {})
     except Different:
         marks = free_batch(attempt, evaluate, start, False, rebuild).marks
         follow_batch(evaluate.graph, marks)
         follow_device(evaluate.graph, device)
+        _rename(evaluate, _other_constants(train, evaluate))
         if not marks and (freed.rows or input_reads.checks(evaluate.graph)):
             freed = Freed({})
             tie(train.graph)
@@ -126,6 +129,22 @@ def _insist(
             else:
                 raise explain.capture_error(attempt.model, error, tensors, rebuild) from error
     raise CaptureError(f"{type(attempt.model).__name__}: more than 64 modules had to be kept whole; gave up")
+
+
+def _other_constants(train: Recording, evaluate: Recording) -> list[str]:
+    """Constants that have other values in evaluation (random blocks of BigBird)."""
+    pairs = [(n, t, train.constants[n]) for n, t in evaluate.constants.items() if n in train.constants]
+    return [n for n, a, b in pairs if a is not b and (a.dtype != b.dtype or not (a.is_meta or torch.equal(a, b)))]
+
+
+def _rename(recording: Recording, constants: list[str]) -> None:
+    """Give constants names of their own."""
+    for name in constants:
+        own = f"{name}_in_evaluation"
+        recording.constants[own] = recording.constants.pop(name)
+        for node in recording.graph.nodes:
+            if node.op == "get_attr" and node.target == name:
+                node.target = own
 
 
 def _state_writes(modes: dict[bool, Recording]) -> set[str]:

@@ -17,6 +17,8 @@ from lpcompile.passes.capture.record.refusal import SIZED_BY_DATA, ModuleTrail, 
 from lpcompile.passes.capture.record.values import is_library
 from lpcompile.passes.graph.module import forward_of
 
+DRAWN = "draw from torch's generator (torch.rand, torch.bernoulli) and use the result as a tensor"
+
 
 def check_model(model: Any) -> None:
     """Refuse wrappers and objects that are not modules before any work is done."""

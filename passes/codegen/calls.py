@@ -23,7 +23,7 @@ from lpcompile.passes.codegen.operators import (
 )
 from lpcompile.passes.codegen.text.names import quote
 from lpcompile.passes.codegen.text.values import Names, Unprintable, is_default, refuse
-from lpcompile.passes.graph import calls
+from lpcompile.passes.graph import calls, drawn_calls
 
 Value = Callable[[fx.Node], Expr]
 
@@ -39,6 +39,7 @@ class Operation:
     contexts: tuple[str, ...] = ()
     together: bool = True  # whether neighbours may share one block
     skipped: tuple[Any, ...] = ()  # flag, outcome and otherwise of a step that is skipped at random
+    named: bool = False  # whether a step names it that runs where it is skipped
 
     @property
     def in_block(self) -> bool:
@@ -48,7 +49,7 @@ class Operation:
     @property
     def guarded(self) -> bool:
         """Whether it is skipped at random with everything that reads it, so that it has no other value."""
-        return bool(self.skipped) and self.skipped[2] is None
+        return bool(self.skipped) and self.skipped[2] is None and not self.named
 
     @property
     def in_place(self) -> str | None:
@@ -106,7 +107,13 @@ def operation(node: fx.Node, names: Names) -> Operation:
         op, target, args = "call_module", args[0], args[1:]
     elif target is calls.call_method:
         op, target, args = "call_method", args[0], args[1:]
-    return Operation(op, target, args, kwargs, tuple(contexts), together, skipped)
+    named = bool(skipped) and any(_skipped_as(user) != skipped[:2] for user in node.users)
+    return Operation(op, target, args, kwargs, tuple(contexts), together, skipped, named)
+
+
+def _skipped_as(node: fx.Node) -> tuple[Any, ...]:
+    """Flag and outcome of a step that is skipped at random; empty for any other."""
+    return node.args[:2] if node.target is calls.switch or isinstance(node.target, calls.Switched) else ()
 
 
 def expression(operation: Operation, value: Value, module: Callable[[str], str], names: Names, where: str) -> Expr:
@@ -179,6 +186,15 @@ def _our_call(step: Operation, arguments: _Arguments, module: Callable[[str], st
         names.use(target.function.partition(".")[0])
         draw = f"{target.function}({arguments.call(args, kwargs)})"
         return Expr(f"{names.use('torch')}.tensor({draw}, dtype=torch.float64)", kind="function")
+    if isinstance(target, drawn_calls.ByName):
+        names.use(target.function.partition(".")[0])
+        return Expr(f"{target.function}({arguments.call(args, kwargs)})", kind="function")
+    if isinstance(target, drawn_calls.Replayed):
+        return Expr(f"{names.ref(target.function)}({arguments.call(args, kwargs)})", kind="function")
+    if target is drawn_calls.as_drawn:
+        names.helpers.add("as_drawn")
+        names.use("numpy")
+        return Expr(f"as_drawn({arguments.call(args, kwargs)})", kind="function")
     if isinstance(target, calls.Chosen):
         names.helpers.add("chosen")
         names.use("torch")

@@ -29,6 +29,7 @@ from lpcompile.passes.codegen.text.values import Names, Unprintable
 from lpcompile.passes.codegen.tree import Part, View, access, build_tree, is_container
 from lpcompile.passes.codegen.units import Units
 from lpcompile.passes.graph.calls import as_read, as_recorded, chosen, structure_of
+from lpcompile.passes.graph.drawn_calls import as_drawn
 from lpcompile.passes.graph.module import TwoModeModule
 
 REBUILD_HELPER = '''
@@ -57,13 +58,23 @@ CHOSEN_HELPER = (
     .strip()
     .splitlines()
 )
+DRAWN_HELPER = (
+    re.sub(r": (Any|int)| -> Any", "", inspect.getsource(as_drawn))
+    .replace("InputError", "ValueError")
+    .strip()
+    .splitlines()
+)
 READ_HELPER = (
     re.sub(r": (Any|str)| -> None", "", inspect.getsource(as_read))
     .replace("InputError", "ValueError")
     .strip()
     .splitlines()
 )
-HELPERS = {"as_read": READ_HELPER, "rebuild": REBUILD_HELPER, "as_recorded": CHECK_HELPER, "chosen": CHOSEN_HELPER}
+HELPERS = {"as_read": READ_HELPER, "rebuild": REBUILD_HELPER, "as_recorded": CHECK_HELPER, "chosen": CHOSEN_HELPER,
+           "as_drawn": DRAWN_HELPER}  # fmt: skip
+
+
+OWN = (as_read, as_recorded, as_drawn)  # steps that the file has itself
 
 
 def stage_source(stage: TwoModeModule, model: nn.Module | None, name: str, doc: list[str]) -> str:
@@ -93,7 +104,7 @@ class _File:
         classes = [self._class_lines(c) for c in self.classes.found]
         constants = self.names.constants_lines()
         used = "\n".join(line for block in (*classes, stage, *constants) for line in block)
-        used += "nn. torch." if self.names.helpers else ""
+        used += "nn. torch. numpy." if self.names.helpers else ""
         head = [f'"""{prose(self.doc[0])}"""', "", *_imports({i for i in self.names.lines if _is_used(i, used)})]
         head += [line for constant in constants for line in ("", *constant)]
         blocks = [head, *(lines for name, lines in HELPERS.items() if name in self.names.helpers), *classes, stage]
@@ -129,7 +140,11 @@ def _import_functions(views: dict[bool, View], names: Names) -> None:
     for view in views.values():
         for node in view.steps:
             step = operation(node, names)
-            if step.op == "call_function" and step.target not in (as_read, as_recorded):  # the file has its own
+            if step.op == "call_function" and step.target not in (
+                as_read,
+                as_recorded,
+                as_drawn,
+            ):  # the file has its own
                 with contextlib.suppress(Unprintable):  # the error is raised where the step is written, with its place
                     names.ref(getattr(step.target, "function", step.target))
 

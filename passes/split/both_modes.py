@@ -86,6 +86,9 @@ def _roles(live: Liveness, lines: bool, last: bool) -> dict[str, tuple[object, .
     found: dict[str, tuple[object, ...]] = {}
     times: Counter[tuple[object, ...]] = Counter()
     for node in reversed(live.steps) if last else live.steps:
+        if node.meta.get("other_arm"):  # of the two branches of a draw, one is counted
+            found[node.name] = ("other arm", node.name)
+            continue
         skippable = node.target is switch  # evaluation calls the layer itself
         op, target = node.meta.get("unswitched", (node.op, node.target))
         role: tuple[object, ...] = (op, node.meta["path"], str(target))

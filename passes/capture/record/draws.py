@@ -22,6 +22,9 @@ DRAWS = {"random.random": 0, "random.uniform": 2, "random.gauss": 2, "random.ran
          "numpy.random.rand": 0, "numpy.random.random": 0, "numpy.random.random_sample": 0, "numpy.random.uniform": 2,
          "numpy.random.normal": 2, "numpy.random.randint": 2, "numpy.random.randn": 0, "numpy.random.beta": 2,
          "numpy.random.standard_normal": 0, "numpy.random.exponential": 1, "numpy.random.binomial": 2}  # fmt: skip
+# Functions that give arrays, lists, or one number of a list.
+ARRAYS = ("random.choice", "random.choices", "random.sample", "numpy.random.choice", "numpy.random.permutation",
+          "numpy.random.multinomial", "numpy.random.dirichlet")  # fmt: skip
 UNIT = {"random.random", "numpy.random.rand", "numpy.random.random", "numpy.random.random_sample"}  # in [0, 1)
 Chooser = tuple[dict[str, Any], str]  # the namespace of a function and its name
 
@@ -65,6 +68,10 @@ def by_type_checks(lines: Sequence[str]) -> bool:
 class DrawListener(Protocol):
     def number_drawn(self, name: str, draw: Callable[..., Any], args: Any, kwargs: Any) -> Any: ...
     def layers_chosen(self, function: Callable[..., Any], layers: Any, args: Any, kwargs: Any) -> Any: ...
+    def array_drawn(self, name: str, draw: Callable[..., Any], args: Any, kwargs: Any) -> Any: ...
+    def function_drew(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any: ...
+    def drawing(self, frame: FrameType) -> None: ...
+    def from_numpy(self, array: Any) -> torch.Tensor: ...
 
 
 class Picked:
@@ -100,22 +107,41 @@ def _code(kind: type[nn.Module]) -> Any:
     return getattr(kind.forward, "__code__", None)
 
 
+def drawer_of(frame: FrameType | None) -> Chooser | None:
+    """The function that a module's method called and that draws, from a frame inside it."""
+    found = None
+    while frame is not None:
+        first = frame.f_locals.get(frame.f_code.co_varnames[0]) if frame.f_code.co_argcount else None
+        if isinstance(first, nn.Module):
+            return found
+        name = frame.f_code.co_name
+        if getattr(frame.f_globals.get(name), "__code__", None) is frame.f_code:
+            found = frame.f_globals, name
+        frame = frame.f_back
+    return None
+
+
 @contextmanager
-def draws_patched(listener: DrawListener, model: nn.Module, choosers: Sequence[Chooser]) -> Iterator[None]:
+def draws_patched(
+    listener: DrawListener, model: nn.Module, choosers: Sequence[Chooser], drawers: Sequence[Chooser] = ()
+) -> Iterator[None]:
     """Route draws of this thread through the listener, under the names by which the model's files know them."""
     thread = threading.get_ident()
     spaces = {id(vars(f)): vars(f) for f in files_of(model)}
     patches: list[tuple[dict[str, Any], str, Any, Any]] = []
-    for draw, most in DRAWS.items():
+    patches.append((vars(torch), "from_numpy", torch.from_numpy, listener.from_numpy))
+    for draw, most in {**DRAWS, **dict.fromkeys(ARRAYS, -1)}.items():
         owner, _, name = draw.rpartition(".")
         if owner not in sys.modules:
             continue
         real = getattr(sys.modules[owner], name)
 
         def number(*args: Any, draw: str = draw, real: Any = real, most: int = most, **kwargs: Any) -> Any:
-            if threading.get_ident() != thread or len(args) > most or "size" in kwargs:
+            if threading.get_ident() != thread:
                 return real(*args, **kwargs)
-            return listener.number_drawn(draw, real, args, kwargs)
+            listener.drawing(sys._getframe(1))
+            drawn = listener.array_drawn if len(args) > most or "size" in kwargs else listener.number_drawn
+            return drawn(draw, real, args, kwargs)
 
         patches.append((vars(sys.modules[owner]), name, real, number))
         patches += [(s, n, real, number) for s in spaces.values() for n, value in s.items() if _same(value, real)]
@@ -127,6 +153,15 @@ def draws_patched(listener: DrawListener, model: nn.Module, choosers: Sequence[C
             return listener.layers_chosen(real, layers, args, kwargs)
 
         patches.append((space, name, space[name], choose))
+    for space, name in drawers:
+
+        def replay(*args: Any, real: Any = space[name], **kwargs: Any) -> Any:
+            return (
+                listener.function_drew(real, args, kwargs) if threading.get_ident() == thread else real(*args, **kwargs)
+            )
+
+        spaces[id(space)] = space
+        patches += [(s, n, v, replay) for s in spaces.values() for n, v in s.items() if v is space[name]]
     try:
         for space, name, _, instead in patches:
             space[name] = instead

@@ -13,6 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.utils.rnn import PackedSequence
 
 from lpcompile.core.stage_io import TensorSpec
+from lpcompile.passes.capture.record.drawn import Drawn
 from lpcompile.passes.capture.record.observer import Observation, storage_key
 from lpcompile.passes.capture.record.patches import AutocastRegion
 from lpcompile.passes.capture.record.refusal import ModuleTrail
@@ -185,6 +186,8 @@ class GraphWriter:
         """A value as a node argument: tensors become nodes, everything else must print and compare."""
         if isinstance(value, torch.Tensor):
             return self._node_of(value)
+        if isinstance(value, Drawn):
+            return value.node
         if isinstance(value, (tuple, list)):
             items = [self._argument(v) for v in value]
             if isinstance(value, PackedSequence):

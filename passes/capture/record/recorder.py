@@ -22,6 +22,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from lpcompile.passes.capture.record import draws, input_reads, operations
 from lpcompile.passes.capture.record.caches import refuse_closed
+from lpcompile.passes.capture.record.draw_steps import DrawSteps
+from lpcompile.passes.capture.record.drawn import holds_drawn
 from lpcompile.passes.capture.record.graph_writer import GraphWriter
 from lpcompile.passes.capture.record.known_results import known_results
 from lpcompile.passes.capture.record.leaves import is_leaf
@@ -31,8 +33,8 @@ from lpcompile.passes.capture.record.provable import UnitRange
 from lpcompile.passes.capture.record.refusal import SIZED_BY_DATA, ModuleTrail
 from lpcompile.passes.capture.record.shadow import Shadow, with_fakes
 from lpcompile.passes.capture.record.values import holds_code, may_hold, numbers, stand_in
-from lpcompile.passes.capture.switches import Branches, is_drawn
-from lpcompile.passes.graph.calls import Apply, Chosen, Draw, Script, structure_of
+from lpcompile.passes.capture.switches import MOST_READS, Branches, is_drawn
+from lpcompile.passes.graph.calls import Apply, Script, structure_of
 from lpcompile.passes.graph.mutation import Snapshot, changes, snapshot
 from lpcompile.passes.graph.own_generators import draws_seen
 from lpcompile.passes.graph.tree import Tree, flatten
@@ -47,7 +49,8 @@ class Recorder(TorchFunctionMode):
 
     def __init__(self, shadow: Shadow, kept_whole: frozenset[str] = frozenset(), specialise: bool = False,
                  watch_random: bool = False, branches: Branches | None = None,
-                 choosers: Sequence[draws.Chooser] = (), opened: Set[str] = frozenset()) -> None:  # fmt: skip
+                 choosers: Sequence[draws.Chooser] = (), drawers: Sequence[draws.Chooser] = (),
+                 opened: Set[str] = frozenset()) -> None:  # fmt: skip
         super().__init__()
         self.shadow, self.kept_whole, self.specialise, self.opened = shadow, kept_whole, specialise, opened
         self.autocasts: list[AutocastRegion] = []  # the regions that forward is inside of
@@ -56,14 +59,16 @@ class Recorder(TorchFunctionMode):
         self.graph, self.constants = self.writer.graph, self.writer.constants
         self.reads_training = self.reads_sizes = False
         self.watch_random, self.branches, self.choosers = watch_random, branches, choosers
+        self.drawers = drawers  # functions of the model's files that draw, each a step of the graph
+        self.draw_steps = DrawSteps(self)
         self.values: Mapping[str, torch.Tensor] | None = None  # real inputs that numbers may be read from
         self.draw_lines: list[str] = []  # lines that drew from Python's generators, if watched
         self.random_path: str | None = None  # the innermost module that drew from Python's generators
         self._held: dict[str, Snapshot] = {}  # attributes of the modules that stay whole, after their last call
-        self._paused = self._in_own_leaf = False  # own leaf: inside a layer that is not of torch.nn
+        self.paused = self._in_own_leaf = False  # own leaf: inside a layer that is not of torch.nn
         self._grad = True  # grad mode of forward itself: torch switches it off inside an autograd Function
         self._observer = Observer(known_results(shadow.fake_mode))
-        self._ranges = UnitRange()
+        self.ranges = UnitRange()
 
     # ---- running
 
@@ -81,7 +86,7 @@ class Recorder(TorchFunctionMode):
             stack.enter_context(patched(self))
             stack.enter_context(draws_seen(self.shadow.root, draws.files_of(self.shadow.root)))
             if self.branches is not None:
-                stack.enter_context(draws.draws_patched(self, self.shadow.root, self.choosers))
+                stack.enter_context(draws.draws_patched(self.draw_steps, self.shadow.root, self.choosers, self.drawers))
             if self.shadow.fake_mode is not None:
                 stack.enter_context(self.shadow.fake_mode)
             stack.enter_context(self._observer.saved_hooks)
@@ -101,7 +106,7 @@ class Recorder(TorchFunctionMode):
 
     def module_called(self, module: nn.Module, call: Callable[[], Any], args: Any, kwargs: Any) -> Any:
         path = self.shadow.path_of(module)
-        if self._paused:
+        if self.paused:
             return call()
         layer = path not in self.opened and is_leaf(module) and self.shadow.has_weights_of(module)
         if not path or not (path in self.kept_whole or layer):
@@ -113,7 +118,7 @@ class Recorder(TorchFunctionMode):
         self.trail.stack.append(path)
         generators = rng_state() if self.watch_random else None
         try:
-            out, seen = self._observe(lambda: self._call_whole(path, call, args, kwargs))
+            out, seen = self.observe(lambda: self._call_whole(path, call, args, kwargs))
         finally:
             self.trail.stack.pop()
             if path in self._held:
@@ -169,20 +174,20 @@ class Recorder(TorchFunctionMode):
     def function_applied(self, function: type[torch.autograd.Function], args: Any, kwargs: Any) -> Any:
         """A custom autograd Function is one node, so that its own backward stays."""
         call = Apply(function)
-        if self._paused:
+        if self.paused:
             return call(*args, **kwargs)
         if function is torch.utils.checkpoint.CheckpointFunction:  # record the function without its checkpoint
             return args[0](*args[2:])
-        out, seen = self._observe(lambda: call(*args, **kwargs))
+        out, seen = self.observe(lambda: call(*args, **kwargs))
         self.writer.emit("call_function", call, args, kwargs, out, seen)
         return out
 
     def function_ran(self, function: type[torch.autograd.Function], args: Any, forward: Callable[[], Any]) -> Any:
         """The same for a function applied by an alias of its `apply`: torch is running its forward, without gradients,
         and gives the result a gradient afterwards."""
-        if self._paused:
+        if self.paused:
             return forward()
-        out, seen = self._observe(forward)
+        out, seen = self.observe(forward)
         gradients = self._grad
         trained = gradients and any(t.requires_grad for t in flatten(args)[0])
         last = next(iter(reversed(self.graph.nodes)))
@@ -198,62 +203,39 @@ class Recorder(TorchFunctionMode):
     def flag_read(self) -> None:
         """Traced code read `training`, so evaluation may be another graph. A leaf reads it live, but one that is not of
         torch.nn may return something else then."""
-        self.reads_training = self.reads_training or not self._paused or self._in_own_leaf
+        self.reads_training = self.reads_training or not self.paused or self._in_own_leaf
 
     def script_called(self, function: Any, call: Callable[[], Any], args: Any, kwargs: Any) -> Any:
         """A TorchScript function is one node: its executor runs different operators at the first and later calls."""
-        if self._paused:
+        if self.paused:
             return call()
-        out, seen = self._observe(call)
+        out, seen = self.observe(call)
         self.writer.emit("call_function", Script(function), args, kwargs, out, seen)
         return out
 
-    def number_drawn(self, name: str, draw: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """A number of Python's or numpy's generator is a node; what reads it finds a branch.
-
-        Integers are floats, too: a product with one is then computed as Python would."""
-        if self._paused:
-            return draw(*args, **kwargs)
-        number = self._drawn(Draw(name), (), torch.float64, args, kwargs)
-        if name in draws.UNIT:
-            self._ranges.note("rand", (), {}, number)
-        return number
-
-    def layers_chosen(self, function: Callable[..., Any], layers: Any, args: Any, kwargs: Any) -> Any:
-        """A choice of layers is a node with a truth value for each."""
-        if self._paused:
-            return function(layers, *args, **kwargs)
-        arguments = (len(layers), *args)
-        return draws.Picked(layers, self._drawn(Chosen(function), (len(layers),), torch.bool, arguments, kwargs))
-
-    def _drawn(self, target: Any, shape: tuple[int, ...], dtype: torch.dtype, args: Any, kwargs: Any) -> torch.Tensor:
-        number: torch.Tensor
-        number, seen = self._observe(lambda: torch.empty(shape, dtype=dtype))
-        seen.random = True
-        self.writer.emit("call_function", target, args, kwargs, number, seen)
-        return number
-
-    def _observe(self, call: Callable[[], Any]) -> tuple[Any, Observation]:
+    def observe(self, call: Callable[[], Any]) -> tuple[Any, Observation]:
         self._observer.begin()
-        self._paused = True
+        self.paused = True
         try:
             return call(), self._observer.end()
         except Exception:
             self.trail.fail()
             raise
         finally:
-            self._paused = False
+            self.paused = False
 
     # ---- functions
 
     def __torch_function__(self, func: Any, types_: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
-        if self._paused:
+        if self.paused:
             return func(*args, **kwargs)
         # Hooks of saved tensors run inside `apply`, where torch has gradients off: what they set is none of forward's.
         if name == "_set_grad_enabled" and (torch.is_grad_enabled() or not self._grad):
             self._grad = bool(args[0])
+        if holds_drawn((args, kwargs)):
+            return self.draw_steps.as_tensor(func, args, kwargs)
         if name in operations.VALUE_READS:
             return self._read(func, name, args, kwargs)
         if operations.reads_size(func, name):
@@ -263,7 +245,7 @@ class Recorder(TorchFunctionMode):
                 return func(*args, **kwargs)  # a constant: it enters the graph where it is used
         if operations.is_no_step(func, name):
             raise self.trail.refuse(operations.is_no_step(func, name))
-        out, seen = self._observe(lambda: func(*args, **kwargs))
+        out, seen = self.observe(lambda: func(*args, **kwargs))
         deciding = operations.decides_size(name, args, kwargs) if seen.sized_by_data and not self.specialise else ()
         if any(map(self.writer.varies, deciding)):
             raise self.trail.refuse(SIZED_BY_DATA)
@@ -277,22 +259,24 @@ class Recorder(TorchFunctionMode):
                 self.writer.emit("call_function", func, args, kwargs, None, seen)
             return out
         self.writer.emit(*operations.operation(func, name, args, kwargs), out, seen)
-        self._ranges.note(name, args, kwargs, out)
+        self.ranges.note(name, args, kwargs, out)
         return out
 
     def _read(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
         tensors = [a for a in args if isinstance(a, torch.Tensor)]
-        proven = self._ranges.proven(tensors[0]) if tensors else None
+        proven = self.ranges.proven(tensors[0]) if tensors else None
         if proven is not None:
             return proven
         if not self.specialise and any(self.writer.varies(t) for t in tensors):
             flag = self.writer.node_of(tensors[0])
             drawn = name in ("__bool__", "item") and flag is not None and is_drawn(flag)
             if drawn and flag is not None and self.branches is not None:
+                if len(self.branches.flags) == MOST_READS:
+                    raise self.trail.refuse("a loop goes on for as long as it is drawn")
                 if name == "__bool__" or tensors[0].dtype == torch.bool:  # an item is read where it is used
                     return self.branches.read(flag, self.trail.path) if name == "__bool__" else tensors[0]
                 with self:
-                    return self._ranges.same(tensors[0], tensors[0].reshape(()).double())  # what reads it is a branch
+                    return self.ranges.same(tensors[0], tensors[0].reshape(()).double())  # what reads it is a branch
             steps = input_reads.origin(flag) if name in input_reads.NUMBER_READS and flag is not None else []
             if steps and self.values is not None:
                 return input_reads.checked(func, steps, self.values, self.writer.check)
@@ -301,7 +285,7 @@ class Recorder(TorchFunctionMode):
             refusal.drawn, refusal.of_inputs = drawn, bool(steps)
             refusal.chooser = draws.chooser_of(sys._getframe(), self.shadow.root) if drawn else None
             raise refusal
-        return self._observe(lambda: func(*args, **kwargs))[0]
+        return self.observe(lambda: func(*args, **kwargs))[0]
 
     def _set_attribute(self, func: Any, args: Any, seen: Observation) -> None:
         attribute = getattr(getattr(func, "__self__", None), "__name__", "")

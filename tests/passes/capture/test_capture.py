@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -166,3 +167,25 @@ def test_a_torchscript_function_is_one_node():
     captured = lpcompile.capture(model, x)
     assert sum("Script_swish" in str(n.target) for n in captured.graph.nodes) == 1
     assert torch.equal(captured(x), model(x))
+
+
+class Picks(nn.Module):
+    """Which features are taken is a constant, another in evaluation, as the random blocks of BigBird are."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x):
+        taken = numpy.array([0, 2, 1, 3]) if self.training else numpy.zeros(4, dtype=int)
+        return self.last(self.first(x)[:, torch.tensor(taken)])
+
+
+def test_evaluation_has_constants_of_its_own():
+    model, x = Picks(), torch.randn(5, 4)
+    captured = lpcompile.capture(model, torch.randn(2, 4))
+    assert torch.equal(captured(x), model(x))
+    captured.eval()
+    model.eval()
+    assert torch.equal(captured(x), model(x))
+    assert captured._lp.batch_free

@@ -53,12 +53,14 @@ class Net(nn.Module):
         return self.last(self.stack(self.first(x)))
 
 
-class Reverses(Stack):
-    """A branch that does something else than run or skip a layer."""
+class Repeats(Stack):
+    """A loop that does something else than run or skip a layer."""
 
     def forward(self, x):
         for layer in self.layers:
-            x = layer(x) if torch.rand([]) < self.rate else x.flip(1) + layer(x.flip(1))
+            x = layer(x)
+            while torch.rand([]) < self.rate:
+                x = x + layer(x)
         return x
 
 
@@ -89,14 +91,14 @@ def test_an_auxnet_draws_nothing():
 
 def test_what_is_no_switch_stays_whole_and_the_plan_warns():
     with pytest.warns(UserWarning, match=r"the plan is uneven.*because stack is .* kept whole"):
-        program = lpcompile.parallelize(Net(Reverses(False)), 2, example_inputs=torch.randn(4, 8), cost="flops")
+        program = lpcompile.parallelize(Net(Repeats(False)), 2, example_inputs=torch.randn(4, 8), cost="flops")
     assert any(note.startswith("stack is kept whole") for note in program.plan.notes)
     assert "the plan is uneven" in program.plan.notes[-1]
 
 
 def test_caches_that_keep_a_stack_whole_are_named():
     """As in OPT and M2M-100 with layer dropout, whose output holds the caches of the layers that ran."""
-    model = Net(Reverses(False))
+    model = Net(Repeats(False))
     model.config = SimpleNamespace(use_cache=True)
     with pytest.warns(UserWarning, match=r"stack is kept whole.*set model\.config\.use_cache = False"):
         lpcompile.parallelize(model, 2, example_inputs=torch.randn(4, 8), cost="flops")

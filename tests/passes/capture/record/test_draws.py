@@ -17,6 +17,15 @@ class Listener:
     def number_drawn(self, name, draw, args, kwargs):
         return name, args
 
+    def array_drawn(self, name, draw, args, kwargs):
+        return "array", name
+
+    def drawing(self, frame):
+        pass
+
+    def from_numpy(self, array):
+        return array
+
     def layers_chosen(self, function, layers, args, kwargs):
         return function.__name__, len(layers), args
 
@@ -26,7 +35,9 @@ def test_draws_and_choices_reach_the_listener_and_are_put_back():
     with draws_patched(Listener(), PicksLayers(), [(vars(repositories), "some_layers")]):
         assert random.random() == ("random.random", ()) and random.uniform(1, 2) == ("random.uniform", (1, 2))
         assert numpy.random.rand() == ("numpy.random.rand", ())
-        assert numpy.random.rand(3).shape == numpy.random.uniform(size=3).shape == (3,)  # more than one number
+        assert numpy.random.rand(3) == ("array", "numpy.random.rand")  # more than one number
+        assert numpy.random.uniform(size=3) == ("array", "numpy.random.uniform")
+        assert random.sample(range(3), 2) == ("array", "random.sample") and torch.from_numpy(7) == 7
         assert repositories.some_layers(nn.ModuleList([nn.Identity()]), 0.5) == ("some_layers", 1, (0.5,))
     assert (random.random, random.uniform, numpy.random.rand, repositories.some_layers) == before
 

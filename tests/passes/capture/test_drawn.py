@@ -1,0 +1,71 @@
+"""Arrays, lists and numbers that forward draws from Python's or numpy's generator are steps of the graph."""
+
+from __future__ import annotations
+
+import random
+
+import numpy
+import pytest
+import torch
+
+import lpcompile
+from lpcompile.errors import CaptureError, InputError
+from lpcompile.passes.graph.drawn_calls import as_drawn
+from lpcompile.zoo.check import differences
+from lpcompile.zoo.strangers.drawn import MODELS, Draws
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_what_is_drawn_leaves_four_even_stages(kind, tmp_path):
+    torch.manual_seed(0)
+    model, inputs = kind(), ((torch.randn(4, 16),), {})
+    program = lpcompile.parallelize(model, 4, example_inputs=inputs[0], cost="flops", method="penalty")
+    assert program.plan.imbalance < 1.4 and program.plan.batch_free and not program.plan.notes
+    for seed in range(8):
+        assert differences(model, program, inputs, evaluate=not seed, seed=seed) == []
+    assert differences(model, program, ((torch.randn(7, 16),), {}), seed=3) == []
+    program.emit(tmp_path / "program")
+    loaded = lpcompile.load(tmp_path / "program")
+    for seed in range(3):
+        assert differences(model, loaded, inputs, owner=loaded.module, seed=seed) == []
+
+
+def test_generators_stand_after_a_call_where_the_models_do():
+    model, x = MODELS[-1](), torch.randn(4, 16)
+    program = lpcompile.parallelize(model, 2, example_inputs=x, cost="flops")
+    after = []
+    for call in (model, program):
+        random.seed(3)
+        numpy.random.seed(3)
+        call(x)
+        after.append((random.random(), numpy.random.rand()))
+    assert after[0] == after[1]
+
+
+class CountsDraws(Draws):
+    """As many features as are drawn: the size of a tensor follows from chance."""
+
+    def step(self, block, x):
+        few = numpy.flatnonzero(numpy.random.rand(32) < 0.5)
+        return block(x + x[:, torch.from_numpy(few)].sum(1, keepdim=True))
+
+
+class ReadsDraws(Draws):
+    def step(self, block, x):
+        return block(x) if 3 in random.sample(range(32), 8) else x
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [(CountsDraws, "the size of an array follows from what Python or numpy draws"),
+     (ReadsDraws, "forward reads the values of an array that it draws from Python's or numpy's generator")],
+)  # fmt: skip
+def test_values_that_python_reads_are_refused_with_their_line(kind, reason):
+    with pytest.raises(CaptureError, match=rf"{reason}.*\n  at .*test_drawn.py:.*\n.*\n  draw from torch's"):
+        lpcompile.capture(kind(), torch.randn(4, 16))
+
+
+def test_another_number_of_draws_is_refused_at_the_call():
+    assert as_drawn([1, 2], 2) == [1, 2]
+    with pytest.raises(InputError, match=r"drew values of shape \(3,\) now and \(2,\) when .*keep the module"):
+        as_drawn(numpy.arange(3), 2)
