@@ -129,7 +129,7 @@ def test_a_tuned_method_that_never_trains_says_why(config, tmp_path, capsys):
     assert main(["study", config, "--out", str(tmp_path / "out")]) == 1
     last = read(tmp_path / "out" / "runs.jsonl")[-1]
     assert last["run"]["entry"]["options"] == {"lr": 0.05} and "micro" in last["error"] and "crash" not in last
-    assert "0, 1 failed" in capsys.readouterr().out
+    assert "0 of 1, 1 failed" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("arguments", [["--times", "--table"], ["--networks", "vgg"], ["-K", "x"], ["--count", "3"]])
