@@ -10,7 +10,7 @@ from lpcompile.draw.markdown import NO_VALUE, markdown
 from lpcompile.errors import UsageError
 from lpcompile.runtime.methods import METHODS
 from lpcompile.runtime.methods.recipe import main_phase, recipe_of
-from lpcompile.study.config import DDP
+from lpcompile.study.config import DDP, PLAIN
 from lpcompile.study.summary import StudyRow, plus_minus
 
 DEFAULT = "auto"
@@ -92,8 +92,8 @@ def over_models(rows: Sequence[StudyRow]) -> list[Merged]:
 
 
 def at(rows: Sequence[StudyRow], K: int) -> list[StudyRow]:
-    """The methods of lpcompile at a K that can be judged."""
-    return [row for row in rows if row.K == K and not row.plain and row.method != DDP]
+    """What is compared with plain training at a K."""
+    return [row for row in rows if row.K == K and not row.plain]
 
 
 def stages(rows: Sequence[StudyRow]) -> list[int]:
@@ -122,7 +122,7 @@ def answers(rows: Sequence[StudyRow]) -> list[list[str]]:
     """For every K: what one gets by default, and what to take if accuracy, speed, memory or links matter most."""
     found = []
     for K in stages(rows):
-        merged = over_models(at(rows, K))
+        merged = [one for one in over_models(at(rows, K)) if one.method not in (PLAIN, DDP)]
         near, far = ([one for one in merged if one.gap >= -points] for points in (NEAR, FAR))
         needs: list[tuple[str, list[Merged], Callable[[Merged], float]]] = [
             ("nothing: the default", [m for m in merged if m.entry == DEFAULT], lambda m: 0.0),

@@ -53,7 +53,7 @@ class StudyRow:
 
     @property
     def plain(self) -> bool:
-        return self.method == PLAIN
+        return self.method == PLAIN and self.K == 1
 
     def seconds(self) -> list[float]:
         """Wall-clock time at the points of the curve."""
@@ -120,7 +120,7 @@ def _add_cost(row: StudyRow, record: Mapping[str, Any], timed: Mapping[str, Any]
         share, exact = record.get("exact", 0.0), timed.get("exact step", timed["step"])
         row.step = (1 - share) * timed["step"] + share * exact  # of the last seed's run, warm-up and all
         row.rho, row.kind = timed["plain"] / row.step if share else timed["rho"], timed["kind"]
-    elif row.plain:
+    elif row.method == PLAIN:
         row.rho = 1.0
     elif "rho" in simulated:
         row.rho, row.kind = simulated["rho"], COUNTED

@@ -85,13 +85,13 @@ def _timed(spec: RunSpec, steps: int, cores: int, timeout: float) -> dict[str, A
     try:
         if method == DDP and spec.K > cores:
             return {"why": f"not measured: {spec.K} processes on {cores} cores"}
-        if several or spec.K > cores:
+        if several or (spec.K > cores and method != PLAIN):
             return {"kind": SIMULATED, **run(simulate_step, spec, 1)}
         plain = replace(spec, entry=Entry(PLAIN, PLAIN), K=1)
         before = run(time_rank, plain, 1)
-        mine = before if spec.entry.alone else run(time_rank, spec, spec.K)
+        mine = before if method == PLAIN else run(time_rank, spec, spec.K)
         warm = run(time_rank, spec, spec.K, True) if with_auxnets(spec) else []
-        after = before if spec.entry.alone else run(time_rank, plain, 1)
+        after = before if method == PLAIN else run(time_rank, plain, 1)
     except LpError as error:
         return {"why": str(error).splitlines()[0]}
     low, middle, high = statistics.quantiles(mine, n=4) if len(mine) > 1 else mine * 3

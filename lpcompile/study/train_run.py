@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from lpcompile.study.networks import Network, build, example, figures, loss_fn
 CURVE_SAMPLES = 2_000  # of validation, after every epoch
 RECALIBRATION_BATCHES = 20
 AUX_OPTIONS = ("aux_budget", "aux", "init")  # of `parallelize`
+CONSISTENT = "penalty"  # whose consistent start plain training may begin with
 UNTOLD = ("BatchNorm",)  # words of warnings that every pipeline gives
 
 
@@ -42,6 +44,8 @@ def _train(spec: RunSpec, data: str, folder: Path) -> dict[str, Any]:
     curve_of = first(samples.validation, CURVE_SAMPLES)
     final = samples.validation if spec.split == "validation" else samples.test
     if spec.entry.method in (PLAIN, DDP):
+        if "init" in spec.entry.options:  # the first weights of a decoupled run
+            compiled(replace(spec, entry=replace(spec.entry, method=CONSISTENT)), model)
         known: dict[str, Any] = {"curve": _plain(spec, model, stream, curve_of)}
         found = evaluate(model, final)
     else:

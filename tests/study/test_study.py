@@ -195,3 +195,20 @@ def test_two_stages_are_timed_in_two_processes_and_only_once(tmp_path, monkeypat
     assert found[0].get("kind") == ("measured" if len(os.sched_getaffinity(0)) > 1 else "simulated"), found[0]
     monkeypatch.setattr("lpcompile.study.times._timed", None)
     assert time_all([tiny("gpipe", 2)], tmp_path, steps=2) == found
+
+
+def test_plain_training_begins_as_a_decoupled_run_does(digits, monkeypatch):
+    """A consistent start sets residual branches to zero, which alone lifts plain training in short runs."""
+    begun = []
+    monkeypatch.setattr("lpcompile.study.train_run._plain", lambda spec, model, *rest: begun.append(model) or [])
+    deeper = replace(TINY, depth=20)
+    for one in (tiny(), tiny("plain", 2, init="consistent")):
+        assert "error" not in train_run(replace(one, network=deeper), "digits", digits)
+    silenced = [sum(not p.any() for n, p in m.named_parameters() if n.endswith("weight")) for m in begun]
+    assert silenced[0] == 0 and silenced[1] > 0
+
+
+def test_plain_training_from_a_consistent_start_takes_plain_trainings_time(tmp_path):
+    one = tiny("plain", 4, init="consistent")
+    [found] = time_all([one], tmp_path, steps=2)
+    assert found["kind"] == "measured" and found["rho"] == pytest.approx(1.0)

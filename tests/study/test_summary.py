@@ -78,6 +78,15 @@ def test_a_row_with_fewer_seeds_than_others_says_so():
     assert ">gpipe +0.0</text>" in image
 
 
+def test_plain_training_from_a_consistent_start_is_shown_but_no_method_to_take():
+    start = [record(74.0 + seed, "plain", 2, seed, name="plain, consistent", init="consistent") for seed in (0, 1)]
+    rows = rows_of([*small_study(), *start])
+    row = next(row for row in rows if row.entry == "plain, consistent")
+    assert (row.gap, row.rho, row.frontier) == (4.0, 1.0, True)
+    assert ">plain, consistent +4.0</text>" in svg_file(picture(rows))
+    assert "consistent" not in str(answers(rows))
+
+
 def test_means_are_of_the_same_models_and_seeds():
     other = [record(50.0 + seed, model="vit", seed=seed) for seed in (0, 1, 2)]
     other += [record(48.0 + 2 * seed, "stream", 2, seed, model="vit", rho=1.7) for seed in (1, 2)]
