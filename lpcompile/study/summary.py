@@ -82,7 +82,7 @@ def rows_of(found: Sequence[Mapping[str, Any]], times: Sequence[Mapping[str, Any
             row.gaps[spec.seed] = record["accuracy"] - plain[spec.network.name, spec.seed]
         for epoch, value in record["curve"]:
             curves.setdefault(key, {}).setdefault(epoch, []).append(value)
-        _add_cost(row, record, timed.get(time_key(spec.network, spec.entry, spec.K, spec.size)))
+        _add_cost(row, record, spec.steps, timed.get(time_key(spec.network, spec.entry, spec.K, spec.size)))
     for key, row in rows.items():
         row.curve = [(epoch, statistics.mean(values)) for epoch, values in sorted(curves.get(key, {}).items())]
     _add_plain_times(rows, timed, specs)
@@ -112,18 +112,20 @@ def of_one_study(found: list[dict[str, Any]], out: Path) -> list[dict[str, Any]]
     return found
 
 
-def _add_cost(row: StudyRow, record: Mapping[str, Any], timed: Mapping[str, Any] | None) -> None:
+def _add_cost(row: StudyRow, record: Mapping[str, Any], steps: int, timed: Mapping[str, Any] | None) -> None:
     simulated = record.get("simulated", {})
     row.memory, row.sent, row.late = simulated.get("memory"), simulated.get("sent"), simulated.get("late", 0.0)
     row.micro = record.get("micro")
+    share = record.get("exact", record.get("exact_steps", 0) / steps)
     if timed is not None:
-        share, exact = record.get("exact", 0.0), timed.get("exact step", timed["step"])
+        exact = timed.get("exact step", timed["step"])
         row.step = (1 - share) * timed["step"] + share * exact  # of the last seed's run, warm-up and all
         row.rho, row.kind = timed["plain"] / row.step if share else timed["rho"], timed["kind"]
     elif row.method == PLAIN:
         row.rho = 1.0
     elif "rho" in simulated:
-        row.rho, row.kind = simulated["rho"], COUNTED
+        rho = simulated["rho"]
+        row.rho, row.kind = 1 / ((1 - share) / rho + share / simulated.get("exact rho", rho)), COUNTED
 
 
 def _add_plain_times(rows: Mapping[Any, StudyRow], timed: Mapping[str, Any], specs: Sequence[RunSpec]) -> None:

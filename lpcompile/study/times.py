@@ -28,7 +28,7 @@ from lpcompile.runtime.methods import get_method
 from lpcompile.runtime.methods.recipe import recipe_of
 from lpcompile.simulate.device_spec import THIS_MACHINE
 from lpcompile.simulate.outlook import outlook_row
-from lpcompile.simulate.whole_run import whole_run
+from lpcompile.simulate.whole_run import exact_rho, whole_run
 from lpcompile.study import records
 from lpcompile.study.config import DDP, PLAIN, Entry, RunSpec
 from lpcompile.study.networks import Network, build, example, loss_fn
@@ -172,5 +172,6 @@ def simulate_step(spec: RunSpec, steps: int) -> dict[str, float]:
     if row is None:
         raise LpError(f"{spec.entry.method} has no schedule for K = {spec.K}")
     serial = row.step * row.rho
-    rho = row.rho if run is None else run.rho
-    return {"step": serial / rho, "plain": serial, "rho": rho}
+    rho, exact = row.rho if run is None else run.rho, exact_rho(program.plan, device)
+    beside = {} if exact is None else {"exact step": serial / exact}
+    return {**beside, "step": serial / rho, "plain": serial, "rho": rho}

@@ -18,7 +18,7 @@ from lpcompile.runtime.methods import get_method
 from lpcompile.runtime.methods.recipe import recipe_of
 from lpcompile.simulate.outlook import outlook_row
 from lpcompile.simulate.step import default_device
-from lpcompile.simulate.whole_run import whole_run
+from lpcompile.simulate.whole_run import exact_rho, whole_run
 from lpcompile.study.config import DDP, PLAIN, RunSpec
 from lpcompile.study.data import Pair, Samples, image_batches, image_samples, text_batches, text_samples
 from lpcompile.study.evaluation import evaluate, evaluation_batches, first, recorded
@@ -117,15 +117,18 @@ def make_trainer(spec: RunSpec, model: nn.Module) -> tuple[Trainer, dict[str, An
 
 
 def simulated(program: Program) -> dict[str, float]:
-    """The step of a plan as its costs predict it; ρ is that of the whole run."""
+    """The step of a plan as its costs predict it; ρ is that of all phases, but for exact steps between decoupled ones,
+    which have their own."""
     plan = program.plan
     device = default_device(plan)
     row, run = outlook_row(plan, device, plan.K), whole_run(plan, device)
     if row is None:
         return {}
     rho = row.rho if run is None else run.rho
-    return {"rho": round(rho, 3), "memory": round(row.memory), "sent": round(row.sent), "late": round(row.late, 3),
-            "idle": round(row.idle, 3), "extra": row.extra}  # fmt: skip
+    exact = exact_rho(plan, device)
+    beside = {} if exact is None else {"exact rho": round(exact, 3)}
+    return {**beside, "rho": round(rho, 3), "memory": round(row.memory), "sent": round(row.sent),
+            "late": round(row.late, 3), "idle": round(row.idle, 3), "extra": row.extra}  # fmt: skip
 
 
 def _by_trainer(spec: RunSpec, trainer: Trainer, stream: Iterator[Pair], held: Pair) -> dict[str, Any]:

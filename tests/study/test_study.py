@@ -12,10 +12,10 @@ from lpcompile.cli.main import main
 from lpcompile.runtime.engine.trainer import Trainer
 from lpcompile.study import pool
 from lpcompile.study.data import decode
-from lpcompile.study.networks import Network
+from lpcompile.study.networks import Network, build
 from lpcompile.study.records import read
 from lpcompile.study.times import simulate_step, time_all, time_rank, with_auxnets
-from lpcompile.study.train_run import train_run
+from lpcompile.study.train_run import compiled, simulated, train_run
 from tests.study.small_study import spec
 
 pytest.importorskip("sklearn")
@@ -171,6 +171,14 @@ def test_steps_are_timed_alone_and_simulated_for_more_stages():
     assert len(time_rank(tiny(), 3)) == 3
     found = simulate_step(tiny("penalty", 3), 3)
     assert found["rho"] == pytest.approx(found["plain"] / found["step"]) and found["step"] > 0
+    assert found["exact step"] > 0 and "exact step" not in simulate_step(tiny("stream", 3), 3)
+
+
+def test_a_record_has_the_predicted_speedup_of_exact_steps_between_decoupled_ones():
+    """A third of a run's steps were exact, and its speedup that of decoupled ones."""
+    one = spec("penalty", 4, model="resnet32")
+    found = simulated(compiled(one, build(one.network, one.size)))
+    assert 1 < found["exact rho"] < found["rho"]
 
 
 def test_decoupled_steps_are_timed_without_their_warm_up_and_exact_ones_alone(monkeypatch):

@@ -129,3 +129,6 @@ def test_exact_steps_before_and_between_decoupled_ones_count_in_the_speedup():
     penalty = rows_of(found, times)[1]
     assert penalty.step == pytest.approx(55.0) and penalty.rho == pytest.approx(90.0 / 55.0)
     assert rows_of([record(70.0), record(60.0, "penalty", 2)], times)[1].rho == 1.8
+    counted = {**record(60.0, "penalty@0.5,zbh2", 2, rho=2.0), "exact_steps": 5}  # of 20
+    counted["simulated"]["exact rho"] = 1.0
+    assert rows_of([record(70.0), counted])[1].rho == pytest.approx(1 / (0.75 / 2 + 0.25))
