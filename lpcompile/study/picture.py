@@ -62,7 +62,8 @@ def _panel(K: int, merged: Sequence[Merged], names: Sequence[str], low: float, h
         across = (rho - first) / (last - first)
         return LEFT + (PANEL - LEFT - right) * across, HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * up
 
-    items: list[Item] = [Text(LEFT, TOP - 10, f"K = {K}, {merged[0].asked} seeds", "title")]
+    seeds = f"{merged[0].asked} seed{'s' if merged[0].asked > 1 else ''}"
+    items: list[Item] = [Text(LEFT, TOP - 10, f"K = {K}, {seeds}", "title")]
     for tick in (p for p in POINTS if low <= p <= high):
         y = place(first, tick)[1]
         items.append(Line(((LEFT, y), (PANEL - right, y)), "bound" if tick == 0 else "grid"))

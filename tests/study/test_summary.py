@@ -102,6 +102,7 @@ def test_the_picture_has_a_panel_for_each_k_and_a_whisker_over_seeds():
     image = svg_file(picture(rows_of([*small_study(), *four])))
     assert ">K = 2, 2 seeds</text>" in image and ">K = 4, 2 seeds</text>" in image
     assert "<title>stream: -9.50 ± 0.71 points at ρ = 3.50</title>" in image
+    assert ">K = 4, 1 seed</text>" in svg_file(picture(rows_of([*small_study(), four[0]])))
 
 
 def test_page_and_picture_show_every_method():
