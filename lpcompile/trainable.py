@@ -65,6 +65,7 @@ class Training(TypedDict, total=False):
     recouple: float
     collapse: str
     check_every: int
+    reconstruct: float
     buffer: int
     buffer_policy: str
     total_steps: int | None

@@ -261,8 +261,9 @@ def test_the_command_table_has_every_command() -> None:
     command = [sys.executable, "-m", "lpcompile", "--help"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
     listed = re.findall(r"^    (\w+)\b", done.stdout, flags=re.MULTILINE)
-    rows = table_rows("README.md", "command or call")
-    assert [row[0].strip("`").split()[0] for row in rows[: len(listed)]] == listed
+    cells = [row[0] for row in table_rows("README.md", "command or call") if "(" not in row[0] and "Plan" not in row[0]]
+    named = [part.strip("`").split()[0] for cell in cells for part in cell.split(", ")]
+    assert sorted(named) == sorted(listed)
 
 
 def test_both_rooms_have_the_same_table_of_ten_typical_changes() -> None:

@@ -172,8 +172,10 @@ def _show(found: list[dict[str, object]], out: Path) -> int:
     """Print and write what is known; 1 if a run failed."""
     from lpcompile.draw.figure import svg_file
     from lpcompile.study import records
-    from lpcompile.study.page import page, picture
-    from lpcompile.study.summary import answer_text, rows_of, table_text
+    from lpcompile.study.answers import answer_text
+    from lpcompile.study.page import page
+    from lpcompile.study.picture import picture
+    from lpcompile.study.summary import rows_of, table_text
 
     if not found:
         return 0

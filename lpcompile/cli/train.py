@@ -31,6 +31,7 @@ NEEDED_TRAITS = {
     "psi": "aux",
     "recouple": "aux",
     "kappa": "kappa",
+    "reconstruct": "heads",
     "buffer": "replay_buffers",
     "buffer_policy": "replay_buffers",
     "stash": "double_buffers",
@@ -82,6 +83,8 @@ def add_arguments(parser: Parser) -> None:
     add("warmup_violation", type=float, metavar="V", help="decouple as soon as λ is this near to X (default 0.05)")
     add("recouple", type=float, metavar="V", help="violation above which exact steps take a decoupled method's place "
         "until it is small again (default 0.5; 0: never)")  # fmt: skip
+    add("reconstruct", type=float, metavar="W", help="weight of a term in the local losses of dgl that keeps a stage's "
+        "input readable in its output, against lost information (default 0; try 0.5)")  # fmt: skip
     add("buffer", type=int, metavar="N", help="micro-batches in a replay buffer of dgl-async (default 8)")
     add("buffer_policy", help="which of them are drawn: least-reused (default), newest or random")
     add("finish", type=int, metavar="STEPS", help="exact steps at the end, in which the stages settle (default 0)")

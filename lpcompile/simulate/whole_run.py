@@ -8,9 +8,12 @@ from lpcompile.core.plan import Plan
 from lpcompile.core.tables import Column, Table, percent, table_of
 from lpcompile.planning.replan import with_method
 from lpcompile.runtime.engine.schedules import phase_schedule
-from lpcompile.runtime.methods.recipe import recipe_of, shares, whole_rho
+from lpcompile.runtime.methods import get_method
+from lpcompile.runtime.methods.recipe import Phase, recipe_of, shares, whole_rho
 from lpcompile.simulate.device_spec import DeviceSpec
 from lpcompile.simulate.step import Simulation, default_device, simulate
+
+WARMUP = "warmup"
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,13 @@ def whole_run(plan: Plan, device: DeviceSpec | None = None) -> WholeRun | None:
         found: Simulation = simulate(other, device, schedule=phase_schedule(other, phase))
         rows.append(PhaseStep(str(phase), share, found.micro, found.step, found.rho))
     return WholeRun(tuple(rows), whole_rho([r.share for r in rows], [r.rho for r in rows]))
+
+
+def exact_rho(plan: Plan, device: DeviceSpec) -> float | None:
+    """ρ of the exact steps that come before and between those of a plan with AuxNets; None without AuxNets."""
+    if get_method(plan.method).aux != "auxnet":
+        return None
+    return simulate(plan, device, schedule=phase_schedule(plan, Phase(WARMUP))).rho
 
 
 def whole_run_text(run: WholeRun) -> str:

@@ -6,8 +6,9 @@
      "K": [2, 4], "seeds": 3}
 
 A method is a recipe as `train` takes it (`stream[micro=4]`), `plain`, or `ddp` (data parallelism), or a table with
-options of AuxNets and of the optimizer. A list of values is tuned: every candidate trains once per model and K and is
-judged on validation data, and the best one is run for all seeds.
+options of AuxNets and of the optimizer. {"method": "plain", "init": "consistent"} is plain training from the first
+weights of a consistent start, which is the bar for methods that begin there. A list of values is tuned: every candidate
+trains once per model and K and is judged on validation data, and the best one is run for all seeds.
 """
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ class Entry:
 
     @property
     def alone(self) -> bool:
-        """Plain training: there is one of it, whatever K."""
-        return self.method == PLAIN
+        """Plain training: there is one of it, whatever K, unless it begins as a decoupled run with K stages does."""
+        return self.method == PLAIN and "init" not in self.options
 
 
 OPTIONS = {
@@ -224,7 +225,7 @@ def entry_of(given: Any) -> Entry:
         if value == []:
             raise UsageError(f"method {given['method']!r}: {name} is an empty list; give values to try")
     if given["method"] in (PLAIN, DDP):
-        if unread := sorted(set(options) - {"lr"}):
+        if unread := sorted(set(options) - ({"lr", "init"} if given["method"] == PLAIN else {"lr"})):
             raise UsageError(
                 f"{unread[0]} has no effect on {given['method']!r}, which has no AuxNets and no micro-batches"
             )

@@ -11,8 +11,9 @@ from lpcompile.draw import html
 from lpcompile.draw.charts import Curve, chart
 from lpcompile.draw.figure import Figure, svg
 from lpcompile.draw.html import cell, table
-from lpcompile.study.config import PLAIN
-from lpcompile.study.summary import ANSWER_HEADERS, StudyRow, answers, notes
+from lpcompile.study.answers import HEADERS, NOTES, answers, not_everywhere
+from lpcompile.study.picture import picture
+from lpcompile.study.summary import StudyRow, most_seeds, notes, plus_minus, seeds_text
 
 
 def page(rows: Sequence[StudyRow], found: Sequence[Mapping[str, Any]]) -> str:
@@ -26,16 +27,18 @@ def page(rows: Sequence[StudyRow], found: Sequence[Mapping[str, Any]]) -> str:
             timed = [row for row in shown if row.step]
             figures += [over_epochs(shown, K), *([over_time(timed, K)] if len(timed) > 1 else [])]
         parts.append(f'<h2>{escape(model)}</h2>\n<div class="charts">{"".join(map(svg, figures))}</div>')
-    taken = table(ANSWER_HEADERS, [_plain_cells(line) for line in answers(rows)])
+    taken = table(HEADERS, [_plain_cells(line) for line in answers(rows)])
+    over_all = svg(picture(rows)) if answers(rows) else ""
+    most = most_seeds(rows)
     headers = ["model", "K", "method", "accuracy, %", "over plain", "ρ", "seeds", "said"]
     return html.page(
         "study",
         "Accuracy against time",
         headline=escape(headline(found)),
         answers=taken,
-        rows=table(headers, [_cells(row) for row in rows]),
-        figures="\n".join(parts),
-        notes="".join(f"<li>{escape(note)}</li>" for note in notes(rows)),
+        rows=table(headers, [_cells(row, most) for row in rows]),
+        figures="\n".join([over_all, *parts]),
+        notes="".join(f"<li>{escape(note)}</li>" for note in [*NOTES, *not_everywhere(rows), *notes(rows)]),
     )
 
 
@@ -52,14 +55,13 @@ def headline(found: Sequence[Mapping[str, Any]]) -> str:
     return f"{len(found)} runs; commit {of('commit')}; {of('machine')}; torch {of('torch')}; {of('date')}"
 
 
-def _cells(row: StudyRow) -> list[str]:
-    accuracy = f"{row.mean:.2f}" if row.accuracy else "failed"
-    if len(row.accuracy) > 1:
-        accuracy += f" ({min(row.accuracy):.1f}-{max(row.accuracy):.1f})"
+def _cells(row: StudyRow, most: int) -> list[str]:
+    accuracy = plus_minus(row.accuracy, ".2f") if row.accuracy else "failed"
+    over = plus_minus(list(row.gaps.values()), "+.2f") if row.gaps else ""
     name = f"<td><b>{escape(row.entry)}</b></td>" if row.frontier else cell(row.entry)
     return [cell(row.model), cell("" if row.plain else str(row.K)), name, cell(accuracy),
-            cell(f"{row.gap:+.2f}" if row.gap is not None else ""), cell(f"{row.rho:.2f}" if row.rho else ""),
-            cell(str(len(row.accuracy))), f'<td class="why">{escape(row.said[:120])}</td>']  # fmt: skip
+            cell(over), cell(f"{row.rho:.2f}" if row.rho else ""),
+            cell(seeds_text(row, most)), f'<td class="why">{escape(row.said[:120])}</td>']  # fmt: skip
 
 
 def _role(row: StudyRow) -> str:
@@ -84,20 +86,3 @@ def over_epochs(rows: Sequence[StudyRow], K: int) -> Figure:
 def over_time(rows: Sequence[StudyRow], K: int) -> Figure:
     lines = [(row.entry, row.seconds(), [a for _, a in row.curve], _role(row)) for row in rows if row.curve]
     return chart(lines, f"validation accuracy, %, K = {K}", "seconds of training", name="time")
-
-
-def picture(rows: Sequence[StudyRow], methods: Sequence[str] = ()) -> Figure:
-    """The README's picture: points over plain training against speedup, means over models; dots are K."""
-    lines: list[Curve] = [(PLAIN, [1.0], [0.0], "serial")]
-    for entry in methods or list(dict.fromkeys(row.entry for row in rows if not row.plain)):
-        xs, ys = [], []
-        for K in sorted({row.K for row in rows if row.entry == entry}):
-            of = [row for row in rows if row.entry == entry and row.K == K and row.gap is not None and row.rho]
-            if of:
-                xs.append(sum(row.rho or 0.0 for row in of) / len(of))
-                ys.append(sum(row.gap or 0.0 for row in of) / len(of))
-        if xs:
-            lines.append((entry, xs, ys, ""))
-    return chart(
-        lines, "test accuracy, points over plain training", "speedup ρ, dots by K", unit=" points", name="frontier"
-    )

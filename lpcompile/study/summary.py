@@ -1,4 +1,4 @@
-"""The results of a study by model, method and K: accuracy beside plain training, cost, and which method to take."""
+"""The results of a study by model, method and K: accuracy beside plain training, and cost."""
 
 from __future__ import annotations
 
@@ -12,28 +12,24 @@ from typing import Any
 from lpcompile.core.tables import size
 from lpcompile.draw.markdown import NO_VALUE, markdown
 from lpcompile.errors import UsageError
-from lpcompile.runtime.methods import METHODS
-from lpcompile.runtime.methods.recipe import main_phase, recipe_of
-from lpcompile.study.config import DDP, PLAIN, TUNING_SEED, RunSpec
+from lpcompile.study.config import PLAIN, TUNING_SEED, RunSpec
 from lpcompile.study.times import MEASURED, SIMULATED, time_key
 
 COUNTED = "counted"  # ρ simulated from counted FLOPs: no step was timed
 MARKS = {MEASURED: "", SIMULATED: " s", COUNTED: " c"}
 SETTINGS = ("size", "images", "validation", "epochs", "split")  # that all runs of a table share
-NEAR, FAR = 0.5, 2.0  # points below plain training
-ANSWER_HEADERS = ["K", "what matters", "take", "points over plain", "what it costs"]
 
 
 @dataclass
 class StudyRow:
-    """A method on a model at a K, over its seeds. gaps: points above plain training of the same seed."""
+    """A method on a model at a K, over its seeds. gaps: points above plain training, by seed."""
 
     model: str
     entry: str
     method: str
     K: int
     accuracy: list[float] = field(default_factory=list)
-    gaps: list[float] = field(default_factory=list)
+    gaps: dict[int, float] = field(default_factory=dict)
     curve: list[tuple[float, float]] = field(default_factory=list)  # epochs, mean accuracy on validation data
     rho: float | None = None
     kind: str = ""
@@ -53,11 +49,11 @@ class StudyRow:
 
     @property
     def gap(self) -> float | None:
-        return statistics.mean(self.gaps) if self.gaps else None
+        return statistics.mean(self.gaps.values()) if self.gaps else None
 
     @property
     def plain(self) -> bool:
-        return self.method == PLAIN
+        return self.method == PLAIN and self.K == 1
 
     def seconds(self) -> list[float]:
         """Wall-clock time at the points of the curve."""
@@ -83,10 +79,10 @@ def rows_of(found: Sequence[Mapping[str, Any]], times: Sequence[Mapping[str, Any
             continue
         row.accuracy.append(record["accuracy"])
         if (spec.network.name, spec.seed) in plain and not row.plain:
-            row.gaps.append(record["accuracy"] - plain[spec.network.name, spec.seed])
+            row.gaps[spec.seed] = record["accuracy"] - plain[spec.network.name, spec.seed]
         for epoch, value in record["curve"]:
             curves.setdefault(key, {}).setdefault(epoch, []).append(value)
-        _add_cost(row, record, timed.get(time_key(spec.network, spec.entry, spec.K, spec.size)))
+        _add_cost(row, record, spec.steps, timed.get(time_key(spec.network, spec.entry, spec.K, spec.size)))
     for key, row in rows.items():
         row.curve = [(epoch, statistics.mean(values)) for epoch, values in sorted(curves.get(key, {}).items())]
     _add_plain_times(rows, timed, specs)
@@ -116,18 +112,20 @@ def of_one_study(found: list[dict[str, Any]], out: Path) -> list[dict[str, Any]]
     return found
 
 
-def _add_cost(row: StudyRow, record: Mapping[str, Any], timed: Mapping[str, Any] | None) -> None:
+def _add_cost(row: StudyRow, record: Mapping[str, Any], steps: int, timed: Mapping[str, Any] | None) -> None:
     simulated = record.get("simulated", {})
     row.memory, row.sent, row.late = simulated.get("memory"), simulated.get("sent"), simulated.get("late", 0.0)
     row.micro = record.get("micro")
+    share = record.get("exact", record.get("exact_steps", 0) / steps)
     if timed is not None:
-        share, exact = record.get("exact", 0.0), timed.get("exact step", timed["step"])
+        exact = timed.get("exact step", timed["step"])
         row.step = (1 - share) * timed["step"] + share * exact  # of the last seed's run, warm-up and all
         row.rho, row.kind = timed["plain"] / row.step if share else timed["rho"], timed["kind"]
-    elif row.plain:
+    elif row.method == PLAIN:
         row.rho = 1.0
     elif "rho" in simulated:
-        row.rho, row.kind = simulated["rho"], COUNTED
+        rho = simulated["rho"]
+        row.rho, row.kind = 1 / ((1 - share) / rho + share / simulated.get("exact rho", rho)), COUNTED
 
 
 def _add_plain_times(rows: Mapping[Any, StudyRow], timed: Mapping[str, Any], specs: Sequence[RunSpec]) -> None:
@@ -149,23 +147,39 @@ def on_frontier(row: StudyRow, others: Sequence[StudyRow]) -> bool:
     )
 
 
+def plus_minus(values: Sequence[float], form: str) -> str:
+    """The mean, and where there are several values their standard deviation."""
+    mean = f"{statistics.mean(values):{form}}"
+    return f"{mean} ± {statistics.stdev(values):{form.lstrip('+')}}" if len(values) > 1 else mean
+
+
+def seeds_text(row: StudyRow, most: int) -> str:
+    """How many seeds a mean is of: fewer than other rows have, and failed ones, are told."""
+    count = len(row.accuracy)
+    return (f"{count} of {most}" if count < most else str(count)) + (f", {row.failed} failed" if row.failed else "")
+
+
+def most_seeds(rows: Sequence[StudyRow]) -> int:
+    return max((len(row.accuracy) for row in rows), default=0)
+
+
 def table_text(rows: Sequence[StudyRow]) -> str:
     """All rows as one Markdown table, with notes on how to read it."""
-    headers = ["model", "K", "method", "test accuracy", "range", "over plain", "ρ", "memory", "sent a step", "late",
+    headers = ["model", "K", "method", "test accuracy", "over plain", "ρ", "memory", "sent a step", "late",
                "seeds", "said"]  # fmt: skip
+    most = most_seeds(rows)
     cells = [
         [
             row.model,
             "" if row.plain else str(row.K),
             f"**{row.entry}**" if row.frontier else row.entry,
-            f"{row.mean:.2f}" if row.accuracy else "failed",
-            f"{min(row.accuracy):.1f}-{max(row.accuracy):.1f}" if len(row.accuracy) > 1 else "",
-            f"{row.gap:+.2f}" if row.gap is not None else "",
+            plus_minus(row.accuracy, ".2f") if row.accuracy else "failed",
+            plus_minus(list(row.gaps.values()), "+.2f") if row.gaps else "",
             f"{row.rho:.2f}{MARKS.get(row.kind, '')}" if row.rho is not None else NO_VALUE,
             size(row.memory) if row.memory else NO_VALUE,
             size(row.sent) if row.sent is not None else NO_VALUE,
             f"{row.late:.2g}" if row.late else "",
-            f"{len(row.accuracy)}" + (f", {row.failed} failed" if row.failed else ""),
+            seeds_text(row, most),
             row.said.splitlines()[0][:60] if row.said else "",
         ]
         for row in rows
@@ -176,8 +190,8 @@ def table_text(rows: Sequence[StudyRow]) -> str:
 def notes(rows: Sequence[StudyRow]) -> list[str]:
     kinds = {row.kind for row in rows}
     found = [
-        "over plain: points above plain training of the same seed, mean over seeds; **bold**: no other method at "
-        "that K is both faster and more accurate.",
+        "test accuracy in percent, over plain: points above plain training of the same seed; both are means over "
+        "seeds ± their standard deviation; **bold**: no other method at that K is both faster and more accurate.",
         "late: steps by which gradients are late, on the rank that is latest; memory: largest rank, of the plan.",
     ]
     said = {
@@ -186,57 +200,3 @@ def notes(rows: Sequence[StudyRow]) -> list[str]:
         COUNTED: "ρ marked c: simulated from counted FLOPs; no step was timed (run the study with --times).",
     }
     return found + [text for kind, text in said.items() if kind in kinds]
-
-
-def answers(rows: Sequence[StudyRow]) -> list[list[str]]:
-    """For every K: what to take if accuracy, speed, memory or the network matters most; means over all models."""
-    found = []
-    for K in sorted({row.K for row in rows if not row.plain}):
-        merged = _over_models([row for row in rows if row.K == K and not row.plain and row.method != DDP])
-        near, far = ([one for one in merged if one.gap >= -points] for points in (NEAR, FAR))
-        for what, choice, best, among in (
-            (f"accuracy (within {NEAR:g} of plain), then speed", near, lambda m: -m.rho, "ρ"),
-            (f"speed, up to {FAR:g} points", far, lambda m: -m.rho, "ρ"),
-            (f"memory, up to {FAR:g} points", far, lambda m: m.memory, "memory"),
-            ("a slow link: no rank waits for one above", [m for m in merged if m.no_wait], lambda m: -m.gap, "ρ"),
-        ):
-            if choice:
-                one = min(choice, key=best)
-                shown = f"ρ {one.rho:.2f}" if among == "ρ" else f"{size(one.memory)}, ρ {one.rho:.2f}"
-                found.append([str(K), what, one.entry, f"{one.gap:+.1f}", shown])
-    return found
-
-
-@dataclass(frozen=True)
-class Merged:
-    """A method at one K over all models that have it."""
-
-    entry: str
-    gap: float
-    rho: float
-    memory: float
-    no_wait: bool
-
-
-def _over_models(rows: Sequence[StudyRow]) -> list[Merged]:
-    """Only methods that ran on every model, so that means are of the same models."""
-    models = {row.model for row in rows}
-    found = []
-    for entry in dict.fromkeys(row.entry for row in rows):
-        mine = [row for row in rows if row.entry == entry and row.gap is not None and row.rho is not None]
-        if {row.model for row in mine} == models:
-            kind = METHODS[main_phase(recipe_of(mine[0].method)).method]
-            gap = statistics.mean(row.gap or 0.0 for row in mine)
-            rho = statistics.mean(row.rho or 0.0 for row in mine)
-            memory = statistics.mean(row.memory or 0 for row in mine)
-            found.append(Merged(entry, gap, rho, memory, kind.heads or bool(kind.aux)))
-    return found
-
-
-def answer_text(rows: Sequence[StudyRow]) -> str:
-    found = answers(rows)
-    if not found:
-        raise UsageError(
-            "no method has an accuracy beside plain training yet; run the study with plain among its methods"
-        )
-    return markdown(ANSWER_HEADERS, found)

@@ -28,7 +28,7 @@ from lpcompile.runtime.methods import get_method
 from lpcompile.runtime.methods.recipe import recipe_of
 from lpcompile.simulate.device_spec import THIS_MACHINE
 from lpcompile.simulate.outlook import outlook_row
-from lpcompile.simulate.whole_run import whole_run
+from lpcompile.simulate.whole_run import exact_rho, whole_run
 from lpcompile.study import records
 from lpcompile.study.config import DDP, PLAIN, Entry, RunSpec
 from lpcompile.study.networks import Network, build, example, loss_fn
@@ -85,13 +85,13 @@ def _timed(spec: RunSpec, steps: int, cores: int, timeout: float) -> dict[str, A
     try:
         if method == DDP and spec.K > cores:
             return {"why": f"not measured: {spec.K} processes on {cores} cores"}
-        if several or spec.K > cores:
+        if several or (spec.K > cores and method != PLAIN):
             return {"kind": SIMULATED, **run(simulate_step, spec, 1)}
         plain = replace(spec, entry=Entry(PLAIN, PLAIN), K=1)
         before = run(time_rank, plain, 1)
-        mine = before if spec.entry.alone else run(time_rank, spec, spec.K)
+        mine = before if method == PLAIN else run(time_rank, spec, spec.K)
         warm = run(time_rank, spec, spec.K, True) if with_auxnets(spec) else []
-        after = before if spec.entry.alone else run(time_rank, plain, 1)
+        after = before if method == PLAIN else run(time_rank, plain, 1)
     except LpError as error:
         return {"why": str(error).splitlines()[0]}
     low, middle, high = statistics.quantiles(mine, n=4) if len(mine) > 1 else mine * 3
@@ -172,5 +172,6 @@ def simulate_step(spec: RunSpec, steps: int) -> dict[str, float]:
     if row is None:
         raise LpError(f"{spec.entry.method} has no schedule for K = {spec.K}")
     serial = row.step * row.rho
-    rho = row.rho if run is None else run.rho
-    return {"step": serial / rho, "plain": serial, "rho": rho}
+    rho, exact = row.rho if run is None else run.rho, exact_rho(program.plan, device)
+    beside = {} if exact is None else {"exact step": serial / exact}
+    return {**beside, "step": serial / rho, "plain": serial, "rho": rho}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from lpcompile.runtime.methods import get_method
 from lpcompile.runtime.methods.recipe import recipe_of
 from lpcompile.simulate.outlook import outlook_row
 from lpcompile.simulate.step import default_device
-from lpcompile.simulate.whole_run import whole_run
+from lpcompile.simulate.whole_run import exact_rho, whole_run
 from lpcompile.study.config import DDP, PLAIN, RunSpec
 from lpcompile.study.data import Pair, Samples, image_batches, image_samples, text_batches, text_samples
 from lpcompile.study.evaluation import evaluate, evaluation_batches, first, recorded
@@ -26,6 +27,7 @@ from lpcompile.study.networks import Network, build, example, figures, loss_fn
 CURVE_SAMPLES = 2_000  # of validation, after every epoch
 RECALIBRATION_BATCHES = 20
 AUX_OPTIONS = ("aux_budget", "aux", "init")  # of `parallelize`
+CONSISTENT = "penalty"  # whose consistent start plain training may begin with
 UNTOLD = ("BatchNorm",)  # words of warnings that every pipeline gives
 
 
@@ -42,6 +44,8 @@ def _train(spec: RunSpec, data: str, folder: Path) -> dict[str, Any]:
     curve_of = first(samples.validation, CURVE_SAMPLES)
     final = samples.validation if spec.split == "validation" else samples.test
     if spec.entry.method in (PLAIN, DDP):
+        if "init" in spec.entry.options:  # the first weights of a decoupled run
+            compiled(replace(spec, entry=replace(spec.entry, method=CONSISTENT)), model)
         known: dict[str, Any] = {"curve": _plain(spec, model, stream, curve_of)}
         found = evaluate(model, final)
     else:
@@ -113,15 +117,18 @@ def make_trainer(spec: RunSpec, model: nn.Module) -> tuple[Trainer, dict[str, An
 
 
 def simulated(program: Program) -> dict[str, float]:
-    """The step of a plan as its costs predict it; ρ is that of the whole run."""
+    """The step of a plan as its costs predict it; ρ is that of all phases, but for exact steps between decoupled ones,
+    which have their own."""
     plan = program.plan
     device = default_device(plan)
     row, run = outlook_row(plan, device, plan.K), whole_run(plan, device)
     if row is None:
         return {}
     rho = row.rho if run is None else run.rho
-    return {"rho": round(rho, 3), "memory": round(row.memory), "sent": round(row.sent), "late": round(row.late, 3),
-            "idle": round(row.idle, 3), "extra": row.extra}  # fmt: skip
+    exact = exact_rho(plan, device)
+    beside = {} if exact is None else {"exact rho": round(exact, 3)}
+    return {**beside, "rho": round(rho, 3), "memory": round(row.memory), "sent": round(row.sent),
+            "late": round(row.late, 3), "idle": round(row.idle, 3), "extra": row.extra}  # fmt: skip
 
 
 def _by_trainer(spec: RunSpec, trainer: Trainer, stream: Iterator[Pair], held: Pair) -> dict[str, Any]:

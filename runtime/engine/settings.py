@@ -60,6 +60,8 @@ class Settings:
         `lpcompile.runtime.health.coupling`; 0: never.
     collapse: "stop" or "warn" when a boundary's values no longer vary over samples and exact steps do not help;
         check_every: steps between checks.
+    reconstruct: weight of a reconstruction term in the local losses of `dgl`, see
+        `lpcompile.runtime.penalty.reconstruction`; 0: none.
     buffer: capacity of a replay buffer of `dgl-async`, in micro-batches; buffer_policy: which of them it gives and
         evicts, see `lpcompile.runtime.comm.buffer.Buffer`.
     total_steps: length of training, for a β that rises with it; `fit` fills it in.
@@ -92,6 +94,7 @@ class Settings:
     recouple: float = 0.5
     collapse: str = "stop"
     check_every: int = 50
+    reconstruct: float = 0.0
     buffer: int = 8
     buffer_policy: str = "least-reused"
     total_steps: int | None = None
@@ -144,7 +147,7 @@ def settings(options: dict[str, Any]) -> Settings:
             f"stash='2bw' with accumulate={found.accumulate}: it gathers gradients over the micro-batches of a step; "
             f"give {found.accumulate} times as many samples and micro-batches to a step instead"
         )
-    for name in ("noise", "lam_weight", "clip", "lam_lr", "kappa_lr", "warmup_violation", "recouple"):
+    for name in ("noise", "lam_weight", "clip", "lam_lr", "kappa_lr", "warmup_violation", "recouple", "reconstruct"):
         _at_least(name, getattr(found, name), 0)
     return found
 

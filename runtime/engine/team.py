@@ -24,7 +24,7 @@ from lpcompile.runtime.engine.torch_compile import compiled_net
 from lpcompile.runtime.engine.update import Factory, Updater, made, recipe_facts
 from lpcompile.runtime.engine.worker import Net, Worker
 from lpcompile.runtime.methods.recipe import recipe_text
-from lpcompile.runtime.penalty.heads import add_head, head_nets
+from lpcompile.runtime.penalty.heads import add_decoder, add_head, head_nets
 from lpcompile.runtime.penalty.kappa import kappa_net
 
 if TYPE_CHECKING:
@@ -63,6 +63,9 @@ def add_networks(engine: Engine, target: Method, s: Settings) -> None:
         engine.heads = head_nets(engine.program, engine.given.heads, engine.loss_fn)
         for w in engine.workers:
             add_head(w, engine.heads, engine.aux_optimizer)
+    if target.heads and s.reconstruct:
+        for w in engine.workers:
+            add_decoder(w, engine.program, engine.aux_optimizer)
     if target.replay_buffers and s.transfer is not None:
         raise UsageError(f"transfer={s.transfer}: {target.name!r} has messages of its own, in full precision")
     for w in engine.workers:

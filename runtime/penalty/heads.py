@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from lpcompile.runtime.engine.batches.batch import MicroBatch
 from lpcompile.runtime.engine.batches.outputs import one_number, structured
 from lpcompile.runtime.engine.update import Factory
 from lpcompile.runtime.engine.worker import Net, Worker
+from lpcompile.runtime.penalty.reconstruction import Decoder, make_decoder
 
 NOT_OF_A_HEAD = (
     "which the heads of the stages below do not give: it is made before the model's end, and a head leads to its end; "
@@ -35,10 +36,12 @@ class Head:
     net: Net
     loss_fn: Callable[[Any, Any], Tensor]
     output: Callable[[Any], Any]  # from the network's result to the loss's first argument
+    decoder: Decoder | None = None  # with `reconstruct`
 
     @property
     def modules(self) -> tuple[nn.Module, ...]:
-        return (self.net.module, *([self.loss_fn] if isinstance(self.loss_fn, nn.Module) else []))
+        decoder = [] if self.decoder is None else [self.decoder.layer]
+        return (self.net.module, *([self.loss_fn] if isinstance(self.loss_fn, nn.Module) else []), *decoder)
 
     def loss(self, X: Sequence[Tensor], batch: MicroBatch) -> Tensor:
         given = self.net.module(*X, *(batch.inputs[i] for i in self.net.io.inputs))
@@ -89,6 +92,16 @@ def add_head(w: Worker, heads: dict[int, Head], optimizer: Factory) -> None:
         w.updater.add("head", parameters, optimizer)
 
 
+def add_decoder(w: Worker, program: CompiledProgram, optimizer: Factory) -> None:
+    """Give a worker's head a decoder to its stage's input, where both have the same form, and an optimizer for it."""
+    if w.head is not None and w.head.decoder is None:
+        inputs = [program.input_specs[i] for i in w.stage.io.inputs] if w.rank == 0 else w.specs[w.rank]
+        decoder = make_decoder(inputs, w.specs[w.rank + 1], w.rank)
+        if decoder is not None:
+            w.head = replace(w.head, decoder=decoder)
+            w.updater.add("decoder", list(decoder.layer.to(w.device).parameters()), optimizer)
+
+
 def head(w: Worker, item: Instruction, slot: int) -> None:
     """p_{k+1} = ∂(the stage's own loss)/∂X_{k+1}: forward and backward of the head."""
     k, batch = item.boundary, w.batches[slot]
@@ -96,8 +109,22 @@ def head(w: Worker, item: Instruction, slot: int) -> None:
     X = w.leaves(k, w.values["X", k, slot])
     with w.autocast():
         loss = w.head.loss(X, batch)
+        lost = reconstruction_of(w, X, slot)
     w.note(f"loss {w.rank}", loss.detach(), batch.weight)
+    if lost is not None:
+        w.note(f"reconstruction {w.rank}", lost.detach(), batch.weight)
+        w.updater.due.add("decoder")
+        loss = loss + w.settings.reconstruct * lost
     weight = w.weight(slot)
     torch.autograd.backward(loss if weight == 1.0 else loss * weight)
     w.updater.due.add("head")
     w.values["p", k, slot] = tuple(torch.zeros_like(t) if t.grad is None else t.grad for t in w.pick(k, X))
+
+
+def reconstruction_of(w: Worker, X: Sequence[Tensor], slot: int) -> Tensor | None:
+    """The error of the stage's input as its output shows it; None without `reconstruct`."""
+    if not w.settings.reconstruct or w.head is None or w.head.decoder is None:
+        return None
+    batch = w.batches[slot]
+    given = w.values["X", w.rank, slot] if w.rank else [batch.inputs[i] for i in w.stage.io.inputs]
+    return w.head.decoder.loss(X, given)

@@ -29,7 +29,7 @@ METHODS = {
     "penalty-stored": {},
     "lagrangian": {},
     "multiplier": {"micro": 2, "accumulate": 2},
-    "dgl": {"micro": 2},
+    "dgl": {"micro": 2, "reconstruct": 0.5},
     "pipedream": {"micro": 2, "accumulate": 2},
     "2bw": {"method": "pipedream", "stash": "2bw", "clip": 0.5, "clip_scope": "global"},
     "fr": {},

@@ -62,6 +62,7 @@ def test_built_in_studies_are_valid(name):
         ({"methods": ["plain", {"method": "dgl", "aux_budget": "big"}]}, "no int or float"),
         ({"methods": ["plain", {"method": "dgl", "aux_budget": []}]}, "empty list"),
         ({"methods": [{"method": "plain", "aux_budget": 0.3}]}, "aux_budget has no effect on 'plain'"),
+        ({"methods": [{"method": "ddp", "init": "consistent"}]}, "init has no effect on 'ddp'"),
         ({"methods": ["plain", {"method": "ddp", "micro": 2}]}, "micro has no effect on 'ddp'"),
         ({"K": [1]}, "2 or more"),
         ({"K": ["two"]}, "K 'two'"),
@@ -74,6 +75,12 @@ def test_built_in_studies_are_valid(name):
 def test_a_wrong_study_is_refused_with_what_to_write(change, says):
     with pytest.raises(LpError, match=says):
         study_of({**TABLE, **change})
+
+
+def test_plain_training_is_run_once_unless_it_begins_as_a_decoupled_run_with_k_stages_does():
+    start = {"name": "start", "method": "plain", "init": "consistent"}
+    runs = study_of({**TABLE, "methods": ["plain", start], "K": [2, 4], "seeds": 1}).runs()
+    assert [(run.entry.name, run.K) for run in runs] == [("plain", 1), ("start", 2), ("start", 4)]
 
 
 def test_files_that_hold_no_study_are_named(tmp_path):

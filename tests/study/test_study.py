@@ -12,10 +12,10 @@ from lpcompile.cli.main import main
 from lpcompile.runtime.engine.trainer import Trainer
 from lpcompile.study import pool
 from lpcompile.study.data import decode
-from lpcompile.study.networks import Network
+from lpcompile.study.networks import Network, build
 from lpcompile.study.records import read
 from lpcompile.study.times import simulate_step, time_all, time_rank, with_auxnets
-from lpcompile.study.train_run import train_run
+from lpcompile.study.train_run import compiled, simulated, train_run
 from tests.study.small_study import spec
 
 pytest.importorskip("sklearn")
@@ -129,7 +129,7 @@ def test_a_tuned_method_that_never_trains_says_why(config, tmp_path, capsys):
     assert main(["study", config, "--out", str(tmp_path / "out")]) == 1
     last = read(tmp_path / "out" / "runs.jsonl")[-1]
     assert last["run"]["entry"]["options"] == {"lr": 0.05} and "micro" in last["error"] and "crash" not in last
-    assert "0, 1 failed" in capsys.readouterr().out
+    assert "0 of 1, 1 failed" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("arguments", [["--times", "--table"], ["--networks", "vgg"], ["-K", "x"], ["--count", "3"]])
@@ -171,6 +171,14 @@ def test_steps_are_timed_alone_and_simulated_for_more_stages():
     assert len(time_rank(tiny(), 3)) == 3
     found = simulate_step(tiny("penalty", 3), 3)
     assert found["rho"] == pytest.approx(found["plain"] / found["step"]) and found["step"] > 0
+    assert found["exact step"] > 0 and "exact step" not in simulate_step(tiny("stream", 3), 3)
+
+
+def test_a_record_has_the_predicted_speedup_of_exact_steps_between_decoupled_ones():
+    """A third of a run's steps were exact, and its speedup that of decoupled ones."""
+    one = spec("penalty", 4, model="resnet32")
+    found = simulated(compiled(one, build(one.network, one.size)))
+    assert 1 < found["exact rho"] < found["rho"]
 
 
 def test_decoupled_steps_are_timed_without_their_warm_up_and_exact_ones_alone(monkeypatch):
@@ -195,3 +203,20 @@ def test_two_stages_are_timed_in_two_processes_and_only_once(tmp_path, monkeypat
     assert found[0].get("kind") == ("measured" if len(os.sched_getaffinity(0)) > 1 else "simulated"), found[0]
     monkeypatch.setattr("lpcompile.study.times._timed", None)
     assert time_all([tiny("gpipe", 2)], tmp_path, steps=2) == found
+
+
+def test_plain_training_begins_as_a_decoupled_run_does(digits, monkeypatch):
+    """A consistent start sets residual branches to zero, which alone lifts plain training in short runs."""
+    begun = []
+    monkeypatch.setattr("lpcompile.study.train_run._plain", lambda spec, model, *rest: begun.append(model) or [])
+    deeper = replace(TINY, depth=20)
+    for one in (tiny(), tiny("plain", 2, init="consistent")):
+        assert "error" not in train_run(replace(one, network=deeper), "digits", digits)
+    silenced = [sum(not p.any() for n, p in m.named_parameters() if n.endswith("weight")) for m in begun]
+    assert silenced[0] == 0 and silenced[1] > 0
+
+
+def test_plain_training_from_a_consistent_start_takes_plain_trainings_time(tmp_path):
+    one = tiny("plain", 4, init="consistent")
+    [found] = time_all([one], tmp_path, steps=2)
+    assert found["kind"] == "measured" and found["rho"] == pytest.approx(1.0)

@@ -20,6 +20,7 @@ OPTIONS = [
     ("pipedream", {"accumulate": 2}),
     ("pipedream", {"stash": "2bw", "clip": 0.5}),
     ("ddg", {"warmup": 2}),
+    ("dgl", {"reconstruct": 0.5, "accumulate": 2}),
     ("fr", {"micro": 2}),
 ]
 
