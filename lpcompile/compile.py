@@ -76,7 +76,7 @@ def parallelize(
     >>> program(x)                       # bitwise model(x)
 
     model: any nn.Module; it is shared, not copied, and not changed (`device` moves it, as `model.to` does).
-    K: number of stages, or "auto".
+    K: number of ranks, or "auto". Each has one stage, or two of a method with virtual stages (`zbv`, ...).
     example_inputs: a tensor, a tuple of arguments or a dict of keyword arguments; without them (and without
         `example_kwargs`) the program compiles at its first call.
     cost: "measured" times every unit in real steps; "flops" counts, needs no weights and is the same everywhere.
@@ -128,6 +128,11 @@ def parallelize(
         method = PUBLISHED_METHOD
     recipe = recipe_of(method)
     planned = get_method(main_phase(recipe).method)
+    if len({get_method(phase.method).ranks(2) for phase in recipe}) > 1:
+        raise UsageError(
+            f"the phases of {recipe_text(recipe)} have other stages on their ranks, and a program has one plan; use "
+            f"methods with one stage a rank, or with the same stages on each"
+        )
     if exact:
         refuse_inexact(recipe if plan is None else recipe_of(plan.training))
         plan = None if plan is None else replace(plan, exact=True)

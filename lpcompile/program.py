@@ -154,7 +154,7 @@ class Program(Trainable, nn.Module):
         """The compilation for the current autocast state and the inputs that require gradients; each has its own."""
         state = call_state(args, kwargs)
         if state not in self._lp_variants:
-            self._lp_variants[state] = self._lp_compile(args, kwargs, self.plan.K)
+            self._lp_variants[state] = self._lp_compile(args, kwargs, self.plan.world)
         return self._lp_variants[state]
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:

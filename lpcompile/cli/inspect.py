@@ -120,12 +120,12 @@ def check_saved(arguments: argparse.Namespace, plan: Plan) -> None:
         raise UsageError("a saved plan has neither cuts nor a graph; name the model instead of the plan")
     same = {"batch": plan.batch, "method": plan.training, "cost": plan.cost, "aux_budget": plan.aux_budget,
             "aux": plan.aux, "aux_init": plan.aux_init, "aux_dtype": "bf16" if plan.aux_dtype else None}  # fmt: skip
-    wrong = [] if arguments.K in ("auto", str(plan.K)) else ["K"]
+    wrong = [] if arguments.K in ("auto", str(plan.world)) else ["K"]
     wrong += [name for name in same if name in arguments.typed and getattr(arguments, name) != same[name]]
     wrong += [name for name in ONLY_FOR_MODELS if name in arguments.typed]
     for name in wrong:
         raise UsageError(
-            f"{option(name)} cannot be applied to a saved plan, which is shown as it is (K = {plan.K}, batch "
+            f"{option(name)} cannot be applied to a saved plan, which is shown as it is (K = {plan.world}, batch "
             f"{plan.batch}, method {plan.method}, costs {plan.cost}); leave it out, or name the model instead of the "
             f"plan"
         )

@@ -78,7 +78,7 @@ class MethodRunner:
         self.trainer.schedulers.clear()
 
     def fixed(self) -> int:
-        return bytes_between_steps(self.trainer.workers[0])
+        return bytes_between_steps(self.trainer.workers)
 
 
 class SerialRunner:

@@ -10,9 +10,10 @@ import torch
 
 from lpcompile.core.plan import Plan
 from lpcompile.core.schedule import Builder, Schedule, build
+from lpcompile.errors import UsageError
 
 Tensors = tuple[torch.Tensor, ...]
-Order = tuple[tuple[tuple[str, int], ...], ...]  # for each rank its actions (kind, micro-batch) in order
+Order = tuple[tuple[tuple[str, int, int], ...], ...]  # for each rank its actions (kind, micro-batch, stage) in order
 
 
 @dataclass(frozen=True)
@@ -137,6 +138,8 @@ class Method:
     bubble: Callable[[int, int], float] = no_bubble  # share of the other ranks' work that the slowest rank waits for
     torch_schedule: str = ""  # class of torch.distributed.pipelining whose order a pipeline follows
     own_order: Callable[[int, int], Order] | None = None  # (K, micro) to the order of a pipeline that torch lacks
+    chunks: int = 1  # stages a rank (virtual stages)
+    folded: bool = False  # of 2K such stages rank r has stages r and 2K-1-r, in place of every K-th one
     splits_backward: bool = False  # input and weight gradients are computed apart
     reruns_stage: bool = False  # stages run a second forward
     double_buffers: bool = False  # has the option stash="2bw"
@@ -177,12 +180,29 @@ class Method:
         """Whether a step is an exact pipeline of equal micro-batches."""
         return bool(self.torch_schedule or self.own_order)
 
+    def ranks(self, K: int) -> tuple[int, ...]:
+        """The rank of each stage, on K ranks that have several; empty where every rank has one."""
+        if self.chunks == 1 or K == 1:
+            return ()
+        return tuple(2 * K - 1 - s if self.folded and s >= K else s % K for s in range(self.chunks * K))
+
     def keeps_samples(self, kappa: str) -> bool:
         """Whether values are kept for each sample; `kappa` is the setting of that name."""
         return self.indices or (self.kappa and kappa == "stored")
 
     def default_budget(self, init: str) -> float:
         return self.aux_budget_consistent if init == "consistent" else self.aux_budget
+
+
+def check_ranks(plan: Plan, method: Method) -> None:
+    """Refuse a method that needs more or fewer stages a rank than the plan has, or others."""
+    if plan.K > 1 and plan.ranks != method.ranks(plan.world):
+        has = f"stages on ranks {', '.join(map(str, plan.ranks))}" if plan.ranks else "one stage on each rank"
+        needs = f"stages on ranks {', '.join(map(str, method.ranks(plan.world)))}" if method.chunks > 1 else "one each"
+        raise UsageError(
+            f"{method.name!r} needs {needs}, and this program has {has}, as its method {plan.method!r} wants it; "
+            f"compile it with method={method.name!r}"
+        )
 
 
 def hosts_of(plan: Plan, options: ScheduleOptions) -> dict[int, int]:
@@ -261,7 +281,7 @@ def finish(b: Builder, options: ScheduleOptions) -> None:
 
 def assemble(name: str, plan: Plan, options: ScheduleOptions, write: Callable[[Builder], None]) -> Schedule:
     """One list per rank, written by `write`."""
-    builders = [Builder(rank) for rank in range(plan.K)]
+    builders = [Builder(rank, plan.ranks) for rank in range(plan.world)]
     for b in builders:
         write(b)
     return build(name, options.micro, builders)

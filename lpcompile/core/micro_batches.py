@@ -3,14 +3,14 @@
 `torch.distributed.pipelining` writes a table of every rank's actions when a schedule object is made. That runs nothing
 and needs no process group, so a stand-in takes the place of the stage.
 
->>> order(get_method("1f1b"), K=2, micro=3)[0]
-(('F', 0), ('F', 1), ('B', 0), ('F', 2), ('B', 1), ('B', 2))
+>>> order(get_method("1f1b"), K=2, micro=3)[0]          # of rank 0: kind, micro-batch and stage
+(('F', 0, 0), ('F', 1, 0), ('B', 0, 0), ('F', 2, 0), ('B', 1, 0), ('B', 2, 0))
 """
 
 from __future__ import annotations
 
 import importlib
-from collections import Counter
+from collections import Counter, defaultdict
 from functools import lru_cache
 from types import SimpleNamespace
 from typing import Any
@@ -21,7 +21,7 @@ from lpcompile.core.method import BatchFacts, Method, Order
 from lpcompile.core.plan import Plan
 from lpcompile.errors import UsageError
 
-FORWARD, BACKWARD, INPUT, WEIGHT = KINDS = ("F", "B", "I", "W")  # torch's own letters
+FORWARD, BACKWARD, INPUT, WEIGHT = ("F", "B", "I", "W")  # torch's own letters
 SINCE = "2.9"  # the first torch whose schedule classes all have a table of actions
 
 MIN_SAMPLES = 8  # preferred lower limit for the samples of a micro-batch
@@ -30,19 +30,26 @@ MAX_PER_STAGE = 4  # upper limit for the default number of micro-batches, per st
 
 @lru_cache(maxsize=256)
 def order(method: Method, K: int, micro: int) -> Order:
-    """Each rank's actions in order, with one stage per rank: the method's own, or those of torch's schedule class."""
+    """Each rank's actions in order: the method's own, or those of torch's schedule class."""
     if method.own_order is not None:
         return method.own_order(K, micro)
-    name = method.torch_schedule
-    stage: Any = SimpleNamespace(
-        num_stages=K, group_size=K, group_rank=0, stage_index=0, is_first=True, is_last=K == 1, submod=None
-    )
+    name, ranks = method.torch_schedule, method.ranks(K) or tuple(range(K))
+    if K == 1 and method.chunks > 1:  # one stage, which torch's class would not take
+        return (tuple((kind, slot, 0) for slot in range(micro) for kind in (FORWARD, BACKWARD)),)
+    stages: list[Any] = [
+        SimpleNamespace(
+            num_stages=len(ranks), group_size=K, group_rank=0, stage_index=s, is_first=s == 0,
+            is_last=s == len(ranks) - 1, submod=None,
+        )
+        for s, rank in enumerate(ranks)
+        if rank == 0
+    ]  # fmt: skip
     try:
         schedules = importlib.import_module("torch.distributed.pipelining.schedules")
         make = getattr(schedules, name)
         # ZB1P also plans its messages, which takes several times as long; ours are planned by the schedule.
         made = type(name, (make,), {"_prepare_schedule_with_comms": lambda *given, **named: None})
-        table = made([stage] if issubclass(make, schedules.PipelineScheduleMulti) else stage, micro).pipeline_order
+        table = made(stages if issubclass(make, schedules.PipelineScheduleMulti) else stages[0], micro).pipeline_order
         lines = tuple(_line(table[rank]) for rank in range(K))
     except ValueError as error:
         raise UsageError(
@@ -51,22 +58,35 @@ def order(method: Method, K: int, micro: int) -> Order:
         ) from None
     except (ImportError, AttributeError, TypeError, KeyError) as error:
         raise UsageError(_unknown(method, f"{type(error).__name__}: {error}")) from None
-    whole = ({FORWARD: micro, BACKWARD: micro}, {FORWARD: micro, INPUT: micro, WEIGHT: micro})
-    if any(Counter(kind for kind, _ in line) not in whole for line in lines):
+    each = [(stage, slot) for stage in range(len(ranks)) for slot in range(micro)]
+    if any(_done(lines, *kinds) != each for kinds in ((FORWARD,), (BACKWARD, INPUT), (BACKWARD, WEIGHT))):
         raise UsageError(_unknown(method, "its table does not have every micro-batch"))
     return lines
 
 
-def _line(actions: Any) -> tuple[tuple[str, int], ...]:
-    """One rank's actions. Micro-batches run in ascending order and are counted here, since torch's table of 1F1B (which
-    its own engine does not read) counts the last rank's forwards from 1."""
-    done: Counter[str] = Counter()
+def _line(actions: Any) -> tuple[tuple[str, int, int], ...]:
+    """One rank's actions; two that torch lets overlap follow each other. Micro-batches of a stage run in ascending
+    order and are counted here, since torch's table of 1F1B (which its own engine does not read) counts the last rank's
+    forwards from 1. A backward in two parts takes its turn with its first one."""
+    done: Counter[tuple[str, int]] = Counter()
+    left: dict[int, list[int]] = defaultdict(list)  # micro-batches whose weight gradients are put off
     line = []
-    for kind in (action.computation_type.value for action in actions if action is not None):
-        if kind in KINDS:
-            line.append((kind, done[kind]))
-            done[kind] += 1
+    for action in (part for one in actions if one is not None for part in one.sub_actions or (one,)):
+        kind, stage = action.computation_type.value, action.stage_index
+        if kind in (FORWARD, BACKWARD, INPUT):
+            at = (FORWARD if kind == FORWARD else BACKWARD, stage)
+            line.append((kind, done[at], stage))
+            if kind == INPUT:
+                left[stage].append(done[at])
+            done[at] += 1
+        elif kind == WEIGHT:
+            line.append((kind, left[stage].pop(0), stage))
     return tuple(line)
+
+
+def _done(lines: Order, *kinds: str) -> list[tuple[int, int]]:
+    """(stage, micro-batch) of all actions of these kinds."""
+    return sorted((stage, slot) for line in lines for kind, slot, stage in line if kind in kinds)
 
 
 def _unknown(method: Method, why: str) -> str:
@@ -132,13 +152,13 @@ def micro_of(plan: Plan, method: Method, stash: str = "all") -> int | None:
     if plan.micro and method.name == plan.method:
         return plan.micro
     saved = sum(u.saved_bytes for u in plan.units)
-    return method.default_micro(BatchFacts(plan.K, plan.batch, plan.batch_free, saved, stash, plan.batch_norm))
+    return method.default_micro(BatchFacts(plan.world, plan.batch, plan.batch_free, saved, stash, plan.batch_norm))
 
 
 def micro_for(plan: Plan, method: Method, given: int | None = None, stash: str = "all") -> int:
     """`given`, checked, or the default; UsageError if a pipeline cannot run it."""
     if method.torch_schedule:
-        return checked_micro(method, plan.K, plan.batch, given, plan.batch_free)
+        return checked_micro(method, plan.world, plan.batch, given, plan.batch_free)
     if given and given > 1 and not plan.batch_free:
         raise UsageError(_one_size(given, plan.batch))
     return given or micro_of(plan, method, stash) or 1

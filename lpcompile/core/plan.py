@@ -21,20 +21,11 @@ from lpcompile.core.system.atomic_file import write_text
 from lpcompile.errors import PlanError
 
 VERSION = 2
+# fields that older plans lack
 OPTIONAL = (
-    "tied",
-    "notes",
-    "part",
-    "parts",
-    "aux_dtype",
-    "recipe",
-    "micro",
-    "batch_norm",
-    "made",
-    "as_published",
-    "exact",
-    "choice",
-)  # fields that older plans lack
+    "tied", "notes", "part", "parts", "aux_dtype", "recipe", "micro", "batch_norm", "made", "as_published", "exact",
+    "choice", "ranks",
+)  # fmt: skip
 T = TypeVar("T")
 
 
@@ -107,7 +98,8 @@ class BoundaryPlan:
 
 @dataclass(frozen=True)
 class Plan:
-    """K balanced stages of one model for one method, with the proof of how good they are."""
+    """K balanced stages of one model for one method, with the proof of how good they are. A user asks for `world`
+    ranks; K is more only where the method has virtual stages."""
 
     model: str
     K: int
@@ -138,12 +130,25 @@ class Plan:
     as_published: bool = False  # planned and trained with the paper's own settings
     exact: bool = False  # training refuses what does not have plain training's gradients
     choice: str = ""  # what the method means for gradients, memory and parameters; of the default, why it is that
+    ranks: tuple[int, ...] = ()  # of each stage, where ranks have several (virtual stages); empty: stage k on rank k
     version: int = VERSION
 
     @property
     def cuts(self) -> tuple[int, ...]:
         """Units before each boundary."""
         return tuple(s.last + 1 for s in self.stages[:-1])
+
+    @property
+    def world(self) -> int:
+        """Number of ranks."""
+        return max(self.ranks) + 1 if self.ranks else self.K
+
+    def rank_of(self, stage: int) -> int:
+        return self.ranks[stage] if self.ranks else stage
+
+    def stages_of(self, rank: int) -> tuple[int, ...]:
+        """The stages of a rank."""
+        return tuple(s for s in range(self.K) if self.rank_of(s) == rank)
 
     @property
     def training(self) -> str:
@@ -178,6 +183,8 @@ class Plan:
 
     def to_json(self) -> dict[str, Any]:
         data = asdict(self)
+        if not self.ranks:
+            del data["ranks"]
         for boundary, plan in zip(data["boundaries"], self.boundaries, strict=True):
             boundary["specs"] = [s.to_json() for s in plan.specs]
         return data
@@ -197,6 +204,8 @@ class Plan:
         data["boundaries"] = _all("boundaries", data, _boundary)
         data["tied"] = _all("tied", data, lambda t: (str(t[0]), tuple(map(int, t[1]))))
         data["notes"] = _all("notes", data, str)
+        if "ranks" in data:
+            data["ranks"] = _all("ranks", data, int)
         try:
             plan = _make(Plan, data)
             _check(plan)
@@ -284,7 +293,9 @@ def _check(plan: Plan) -> None:
 
 
 def _check_ranks(plan: Plan) -> None:
-    """AuxNets and tied parameters are on ranks that there are."""
+    """Every stage has a rank, and AuxNets and tied parameters are on ranks that there are."""
+    if plan.ranks and (len(plan.ranks) != plan.K or set(plan.ranks) != set(range(plan.world))):
+        raise ValueError(f"ranks are {list(plan.ranks)} for {plan.K} stages")
     for k, boundary in enumerate(plan.boundaries):
         if boundary.index != k + 1 or not -1 <= boundary.aux_rank < plan.K:
             raise ValueError(f"boundaries[{k}] is boundary {boundary.index}, its AuxNet on rank {boundary.aux_rank}")

@@ -78,6 +78,7 @@ class Instruction:
     """One thing to do. `reads` and `writes` say all that it touches; messages have one Ref and a peer.
 
     ahead: updates that lie between the forward and the backward of the micro-batch whose weights are predicted.
+    stage: whose forward or backward it is, on a rank that has several; -1 where the rank has one.
     """
 
     op: str
@@ -87,6 +88,7 @@ class Instruction:
     reads: tuple[Ref, ...] = ()
     writes: tuple[Ref, ...] = ()
     ahead: int = 0
+    stage: int = -1
 
     @property
     def ref(self) -> Ref:
@@ -101,12 +103,13 @@ class Instruction:
         if self.op in STEPWISE:
             return self.op
         at = f" {self.boundary}" if self.op not in STAGE_OPS else f" {self.ahead}" if self.ahead > 1 else ""
+        at = f" of stage {self.stage}" if self.stage >= 0 else at
         return f"{self.op}{at}" + (f" [{self.slot:+d}]" if self.slot else "")
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """The steady step of a method. `depth[r]` receive buffers a tensor on rank r are used in turn."""
+    """The steady step of a method on K ranks. `depth[r]` receive buffers a tensor on rank r are used in turn."""
 
     method: str
     K: int
@@ -119,6 +122,14 @@ class Schedule:
     def lag(self) -> int:
         """The skew: slots between making λ of a micro-batch and its last instruction on any rank."""
         return max((-i.slot for rank in self.ranks for i in rank if i.op not in STEPWISE), default=0)
+
+    def stages_of(self, rank: int) -> tuple[int, ...]:
+        """The stages of a rank; its instructions of a whole step (`step`, `norm`, ...) are those of all of them."""
+        return tuple(sorted({i.stage for i in self.ranks[rank] if i.stage >= 0})) or (rank,)
+
+    def lane(self, boundary: int) -> int:
+        """Which of the boundaries between two ranks this is: the others have channels of their own."""
+        return boundary // self.K
 
     def to_json(self) -> dict[str, Any]:
         data = asdict(self)
@@ -158,13 +169,14 @@ def _plain(i: Instruction) -> dict[str, Any]:
     data: dict[str, Any] = {"op": i.op, "slot": i.slot, "boundary": i.boundary, "peer": i.peer}
     for name, refs in (("reads", i.reads), ("writes", i.writes)):
         data[name] = [[r.kind, r.boundary, r.slot] for r in refs]
-    return data | ({"ahead": i.ahead} if i.ahead else {})
+    return data | ({"ahead": i.ahead} if i.ahead else {}) | ({"stage": i.stage} if i.stage >= 0 else {})
 
 
 def _instruction(data: dict[str, Any]) -> Instruction:
     reads, writes = (tuple(Ref(str(k), int(b), int(s)) for k, b, s in data[name]) for name in ("reads", "writes"))
     numbers = (int(data["slot"]), int(data["boundary"]), int(data["peer"]))
-    return Instruction(str(data["op"]), *numbers, reads, writes, int(data.get("ahead", 0)))
+    more = (int(data.get("ahead", 0)), int(data.get("stage", -1)))
+    return Instruction(str(data["op"]), *numbers, reads, writes, *more)
 
 
 def moment(item: Instruction | Ref, at: int, micro: int) -> tuple[int, int]:
@@ -181,21 +193,33 @@ class Builder:
     >>> b = Builder(rank=1)
     >>> b.recv("lam", 1, slot=0, peer=0); b.wait("lam", 1, slot=0)
     >>> b.do("forward", 0, reads=[("lam", 1)], writes=[("graph", 1)])
+
+    ranks: of each stage, where ranks have several; `stage` is then the one that is written for, and peers are stages.
+    Nothing is sent between stages of one rank: one reads what the other has made.
     """
 
-    def __init__(self, rank: int) -> None:
-        self.rank = rank
+    def __init__(self, rank: int, ranks: Sequence[int] = ()) -> None:
+        self.rank = self.stage = rank
+        self.ranks = ranks
         self.items: list[Instruction] = []
 
+    def meets(self, boundary: int) -> bool:
+        """Whether both sides of a boundary are on this rank."""
+        return bool(self.ranks) and self.ranks[boundary - 1] == self.ranks[boundary]
+
     def recv(self, kind: str, boundary: int, slot: int, peer: int) -> None:
-        ref = Ref(kind, boundary, slot)
-        self.items.append(Instruction("recv", slot, boundary, peer, writes=(ref,)))
+        if not self.meets(boundary):
+            peer = self.ranks[peer] if self.ranks else peer
+            self.items.append(Instruction("recv", slot, boundary, peer, writes=(Ref(kind, boundary, slot),)))
 
     def wait(self, kind: str, boundary: int, slot: int) -> None:
-        self.items.append(Instruction("wait", slot, boundary, writes=(Ref(kind, boundary, slot),)))
+        if not self.meets(boundary):
+            self.items.append(Instruction("wait", slot, boundary, writes=(Ref(kind, boundary, slot),)))
 
     def send(self, kind: str, boundary: int, slot: int, peer: int) -> None:
-        self.items.append(Instruction("send", slot, boundary, peer, reads=(Ref(kind, boundary, slot),)))
+        if not self.meets(boundary):
+            peer = self.ranks[peer] if self.ranks else peer
+            self.items.append(Instruction("send", slot, boundary, peer, reads=(Ref(kind, boundary, slot),)))
 
     def offer(self, kind: str, boundary: int, slot: int, peer: int) -> None:
         self.items.append(Instruction("offer", slot, boundary, peer, reads=(Ref(kind, boundary, slot),)))
@@ -213,7 +237,8 @@ class Builder:
         ahead: int = 0,
     ) -> None:
         taken, made = (tuple(Ref(kind, b, slot) for kind, b in refs) for refs in (reads, writes))
-        self.items.append(Instruction(op, slot, boundary, reads=taken, writes=made, ahead=ahead))
+        stage = self.stage if self.ranks and op in STAGE_OPS else -1
+        self.items.append(Instruction(op, slot, boundary, reads=taken, writes=made, ahead=ahead, stage=stage))
 
 
 def build(method: str, micro: int, builders: Sequence[Builder]) -> Schedule:

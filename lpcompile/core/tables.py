@@ -53,7 +53,7 @@ def table_of(items: Iterable[Item], columns: Sequence[Column[Item]]) -> Table:
 def plan_text(plan: Plan) -> str:
     """The whole plan: stages, boundaries, AuxNets, predictions, notes."""
     lines = [
-        f"{plan.model}: K = {plan.K} stages for method {plan.method!r}, costs {plan.cost} on {plan.device}",
+        f"{plan.model}: K = {ranks_text(plan)} for method {plan.method!r}, costs {plan.cost} on {plan.device}",
         *([f"trains by {plan.recipe}"] if plan.recipe else []),
         *(["as published: the paper's ψ, β, noise, first weights and placement"] if plan.as_published else []),
         "",
@@ -67,6 +67,11 @@ def plan_text(plan: Plan) -> str:
     return "\n".join(lines)
 
 
+def ranks_text(plan: Plan) -> str:
+    """How many stages, and on how many ranks where they are fewer."""
+    return f"{plan.world} ranks with {plan.K // plan.world} stages each" if plan.ranks else f"{plan.K} stages"
+
+
 def stage_table(plan: Plan) -> Table:
     unit = cost_unit(plan)
     most = max((s.work for s in plan.stages), default=1.0) or 1.0
@@ -76,6 +81,7 @@ def stage_table(plan: Plan) -> Table:
 
     columns: list[Column[StagePlan]] = [
         Column("stage", lambda s: s.index),
+        Column("rank", lambda s: plan.rank_of(s.index)),
         Column("units", lambda s: unit_range(plan, s)),
         Column("parameters", lambda s: s.parameters, "{:,}".format),
         Column(f"forward {unit}", lambda s: with_spread(s.forward, [u.forward_spread for u in units(s)])),
@@ -84,7 +90,7 @@ def stage_table(plan: Plan) -> Table:
         Column("memory", lambda s: s.memory_bytes, size),
         Column("load", lambda s: s.work / most, bar),
     ]
-    return table_of(plan.stages, columns)
+    return table_of(plan.stages, columns if plan.ranks else [columns[0], *columns[2:]])
 
 
 def unit_table(plan: Plan) -> Table:
@@ -162,7 +168,7 @@ def summary(plan: Plan) -> list[str]:
     lines = [
         *([f"method: {plan.choice}"] if plan.choice else []),
         f"step {plan.step:.4g} {what} against {plan.serial:.4g} {what} undivided: predicted speedup {plan.rho:.2f} "
-        f"of at most {plan.K}; largest stage / mean {plan.imbalance:.3f}",
+        f"of at most {plan.world}; largest stage / mean {plan.imbalance:.3f}",
         f"optimal: lower bound {plan.lower_bound:.4g} {what}, gap {100 * plan.gap:.2f} %{known}",
         f"one step compared with the model's own: {'equal, bitwise' if plan.gate == 'bitwise' else plan.gate}",
         *over_budget(plan),

@@ -3,8 +3,9 @@
 The schedule is periodic, so one step is examined, with time counted as in `core.schedule.moment`; nothing is unrolled.
 
 Sends are rendezvous (they end when the receive is posted); receives are ordered for each pair of ranks and kind of
-tensor. A schedule that runs under these rules runs on NCCL and gloo with any timing. An offer never waits. A draw waits
-for the first offer; which offer it gets is up to the replay buffer.
+tensor, and for each lane of boundaries where ranks have several stages. A schedule that runs under these rules runs on
+NCCL and gloo with any timing. An offer never waits. A draw waits for the first offer; which offer it gets is up to the
+replay buffer.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ KINDS = frozenset(MESSAGES + LOCAL)
 Class = tuple[str, int, int]  # kind, boundary, slot modulo M
 Time = tuple[int, int]  # step relative to the micro-batch's, position in the list
 Node = tuple[int, int]  # rank, position in its list
-Channel = tuple[int, int, str, int]  # from rank, to rank, kind, boundary
+Channel = tuple[int, int, str, int]  # from rank, to rank, kind, boundary or lane
 
 
 def verify(schedule: Schedule) -> None:
@@ -149,20 +150,20 @@ class _Times:
 
 def _messages(schedule: Schedule, times: list[_Times]) -> None:
     """One send for each receive and one receive for each send, in the same order on both sides."""
-    sends: dict[tuple[int, int, str], list[tuple[Class, Time]]] = defaultdict(list)
-    receives: dict[tuple[int, int, str], list[tuple[Class, Time]]] = defaultdict(list)
+    sends: dict[Channel, list[tuple[Class, Time]]] = defaultdict(list)
+    receives: dict[Channel, list[tuple[Class, Time]]] = defaultdict(list)
     for t in times:
         for (key, peer), time in t.sent.items():
-            sends[t.rank, peer, key[0]].append((key, time))
+            sends[t.rank, peer, key[0], schedule.lane(key[1])].append((key, time))
             if times[peer].posted.get(key) is None or _peer(schedule, peer, times[peer].posted[key]) != t.rank:
                 raise ScheduleError(f"{t.where(time[1])}: rank {peer} has no receive for it")
         for key, time in t.posted.items():
             peer = _peer(schedule, t.rank, time)
-            receives[peer, t.rank, key[0]].append((key, time))
+            receives[peer, t.rank, key[0], schedule.lane(key[1])].append((key, time))
             if (key, t.rank) not in times[peer].sent:
                 raise ScheduleError(f"{t.where(time[1])}: rank {peer} has no send for it")
     for channel, sent in sends.items():
-        source, target, kind = channel
+        source, target, kind, _ = channel
         left = _order(sent, len(schedule.ranks[source]))
         right = _order(receives[channel], len(schedule.ranks[target]))
         for (a, i), (b, j) in zip(left, right, strict=True):

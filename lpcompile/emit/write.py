@@ -215,5 +215,5 @@ out = serial(stages, {", ".join(names)})
 ```
 
 With lpcompile installed, `program = lpcompile.load("this folder")` gives the program back, and
-`torchrun --nproc-per-node {plan.K} run.py` trains it (`python run.py --help`).
+`torchrun --nproc-per-node {plan.world} run.py` trains it (`python run.py --help`).
 """.replace("\n\n\n", "\n\n")

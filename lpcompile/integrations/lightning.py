@@ -124,7 +124,7 @@ class LayerParallelStrategy(DDPStrategy):  # type: ignore[misc]
             apply=not trainer.fit_loop._should_accumulate(),
             share=1 / trainer.accumulate_grad_batches,
         )
-        loss = self.lp_logged.share(shown.get("loss", 0.0), engine.plan.K - 1, engine.control)
+        loss = self.lp_logged.share(shown.get("loss", 0.0), engine.plan.rank_of(engine.plan.K - 1), engine.control)
         return torch.tensor(loss, device=self.root_device, requires_grad=True)
 
     def _call(self, batch: Any, rest: tuple[Any, ...]) -> tuple[dict[str, Any], int | None]:

@@ -232,7 +232,8 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
 
     def _share_loss(self, tr_loss: Tensor) -> None:
         assert self.engine is not None
-        tr_loss.fill_(exchange.from_rank(float(tr_loss), self.engine.plan.K - 1, self.engine.control))
+        plan, control = self.engine.plan, self.engine.control
+        tr_loss.fill_(exchange.from_rank(float(tr_loss), plan.rank_of(plan.K - 1), control))
 
     def _finalize_training(self, *args: Any, **options: Any) -> Any:
         if self.engine is not None:

@@ -29,7 +29,7 @@ from lpcompile.planning.auxiliary.auxnets import CostedNet, NodeCosts, make_auxn
 from lpcompile.planning.auxiliary.fit import fit_auxnets
 from lpcompile.planning.auxiliary.heads import make_heads
 from lpcompile.planning.options import Options
-from lpcompile.planning.partition import auto_stages, evaluate, partition, slowed
+from lpcompile.planning.partition import auto_stages, by_stage, evaluate, partition, slowed
 from lpcompile.runtime.methods import get_method
 
 UNCHAINED = "pipedream"  # a method whose step is the longest stage: its splits are balanced without AuxNets
@@ -110,7 +110,7 @@ def plan_program(
         else:
             made = make_auxnets(model, stages, prices, options.aux)
         shares = [m.total for m in made]
-        again = _split_for(costs, best.K, shares, options)
+        again = _split_for(costs, best.world, shares, options)
         real = _hosted(costs, best, terms_of(options, shares), options.placement)
         real = replace(real, lower_bound=min(real.step, again.lower_bound))
         settled = again.cuts == best.cuts and (options.balance, options.placement) == ("work", "best")
@@ -144,7 +144,8 @@ def _of_stages_alone(
     repeats = effort_for(2 * costs.step, seconds=options.calibration_seconds).repeats
     with untouched(captured._lp.model, captured._lp.written):
         splits = split_shares(stages, _as_measured(costs, tensors), repeats, cached)
-    again = _split_for(costs, best.K, 0.0, replace(options, speeds=slowed(costs, best.cuts, splits, options.speeds)))
+    speeds = slowed(costs, best.cuts, splits, by_stage(options.speeds, best.ranks))
+    again = _split_for(costs, best.world, 0.0, replace(options, speeds=speeds))
     return Arrangement(again, stages if again.cuts == best.cuts else _split(captured, found, again), (), splits=splits)
 
 
@@ -179,7 +180,7 @@ def _measured(
             return _hosted(costs, split, terms_of(options, _run(made, split, options.traits, costs)), options.placement)
 
         fitted, real = fit_auxnets(model, stages, prices, options.aux, tensors, effort, price)
-        again = _split_for(costs, split.K, _run(fitted, split, options.traits, costs), options)
+        again = _split_for(costs, split.world, _run(fitted, split, options.traits, costs), options)
         bound = min(real.step, split.lower_bound, again.lower_bound)
         tried.append(Arrangement(replace(real, lower_bound=bound), stages, fitted))
         if again.cuts == split.cuts or again.step > real.step * MEASURED_ROUND_STEP:

@@ -30,7 +30,7 @@ def choice(plan: Plan) -> str:
     if plan.recipe:
         return f"{text}; this is the longest phase of {plan.recipe}, and predictions below are for it alone"
     return text + (
-        why_default(plan.K, micro, plan.batch, plan.batch_norm, plan.batch_free) if plan.method == CHOSEN else ""
+        why_default(plan.world, micro, plan.batch, plan.batch_norm, plan.batch_free) if plan.method == CHOSEN else ""
     )
 
 
@@ -55,7 +55,7 @@ def why_default(K: int, micro: int, batch: int | None, norm: bool, free: bool = 
 
 def _memory(plan: Plan) -> float:
     """Bytes of the largest rank. Late gradients keep the graphs of more than one batch, all else at most of one."""
-    most: float = max(stage.memory_bytes for stage in plan.stages)
+    most: float = max(sum(plan.stages[s].memory_bytes for s in plan.stages_of(r)) for r in range(plan.world))
     schedule = default_schedule(plan) if get_method(plan.method).delayed else None
     return max(most, *rank_memory(plan, schedule)) if schedule is not None else most
 

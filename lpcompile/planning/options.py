@@ -62,6 +62,10 @@ class Options:
             raise UsageError(f"cost={self.cost!r} is not one of {', '.join(SOURCES)}")
         if not (K == "auto" or (isinstance(K, int) and not isinstance(K, bool) and K >= 1)):
             raise UsageError(f"K={K!r} is neither a number of stages (1 or more) nor 'auto'")
+        if K == "auto" and self.traits.chunks > 1:
+            raise UsageError(
+                f"K='auto' chooses among plans with one stage a rank, and {self.method!r} has more; give K"
+            )
         if not (max_width == "auto" or (isinstance(max_width, int) and max_width >= 1)):
             raise UsageError(f"max_width={max_width!r} is neither a number of tensors (1 or more) nor 'auto'")
         if threads is not None and (not isinstance(threads, int) or threads < 1):
@@ -98,7 +102,7 @@ class Options:
             )
         return replace(
             self,
-            K=plan.K,
+            K=plan.world,
             cost=plan.cost,
             method=plan.method,
             max_width=plan.width,

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
 from lpcompile.core.cost import Profile
+from lpcompile.errors import PlanError
 from lpcompile.passes.partition import evaluate as costs
 from lpcompile.passes.partition import partition as planner
 from lpcompile.passes.partition.evaluate import Partition
@@ -15,12 +17,37 @@ from lpcompile.runtime.methods import DEFAULT, get_method
 
 
 def partition(profile: Profile, K: int, *, method: str = DEFAULT, **options: Any) -> Partition:
-    """The split with the smallest step, provably, up to `gap`; options as of `passes.partition.partition`.
+    """The split for K ranks with the smallest step, provably, up to `gap`; options as of `passes.partition.partition`.
 
     >>> split = partition(profile, K=4, method="penalty", link=Link(bytes_per_ms=12e6))
     >>> split.cuts, split.step, split.gap
+
+    Of virtual stages, the largest is made as small as can be; what the ranks' sums lose by that is in `gap`.
     """
-    return planner.partition(profile, K, method=get_method(method), **options)
+    traits = get_method(method)
+    ranks = traits.ranks(K)
+    if not ranks:
+        return planner.partition(profile, K, method=traits, **options)
+    if len(profile.units) < len(ranks):
+        most = len(profile.units) // traits.chunks
+        raise PlanError(
+            f"the model has {len(profile.units)} units between legal cuts, and {method!r} puts {traits.chunks} stages "
+            f"on a rank; ask for K<={most}, not K={K}.",
+            most=most,
+        )
+    options["speeds"] = by_stage(options.get("speeds"), ranks)
+    limit = options.pop("memory_limit", None)
+    limit = list(by_stage(limit, ranks) or ()) if isinstance(limit, Sequence) else limit
+    share = [one / traits.chunks for one in limit] if isinstance(limit, list) else limit and limit / traits.chunks
+    alone = replace(traits, chunks=1)
+    split = planner.partition(profile, len(ranks), method=alone, memory_limit=share, **options)
+    options.pop("pins", None)
+    return costs.evaluate(profile, split.cuts, None, method=traits, **options)
+
+
+def by_stage(values: Sequence[float] | None, ranks: Sequence[int]) -> Sequence[float] | None:
+    """Numbers of the ranks for their stages."""
+    return [values[r] for r in ranks] if values and ranks and len(values) < len(ranks) else values
 
 
 def evaluate(
@@ -32,7 +59,14 @@ def evaluate(
     **options: Any,
 ) -> Partition:
     """What this split costs."""
-    return costs.evaluate(profile, cuts, aux_ranks, method=get_method(method), **options)
+    traits = get_method(method)
+    if traits.chunks > 1 and cuts:
+        if (len(cuts) + 1) % traits.chunks:
+            raise PlanError(
+                f"{method!r} puts {traits.chunks} stages on a rank, and {len(cuts) + 1} stages are not so many"
+            )
+        options["speeds"] = by_stage(options.get("speeds"), traits.ranks((len(cuts) + 1) // traits.chunks))
+    return costs.evaluate(profile, cuts, aux_ranks, method=traits, **options)
 
 
 def auto_stages(profile: Profile, *, method: str = DEFAULT, **options: Any) -> Partition:

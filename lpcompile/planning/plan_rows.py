@@ -37,8 +37,8 @@ def make_plan(
     best, stages = arrangement.best, arrangement.stages
     batch, free = batch_size(tensors), captured._lp.batch_free
     about_samples = (NOTE,) if interacts(captured, tensors) and not has_batch_norm(captured) else ()
-    facts = BatchFacts(best.K, batch, free, norm=interacts(captured, tensors))
-    chosen = micro if options.traits.micro_choices is not no_choice and best.K == options.K else 0
+    facts = BatchFacts(best.world, batch, free, norm=interacts(captured, tensors))
+    chosen = micro if options.traits.micro_choices is not no_choice and best.world == options.K else 0
     step, lower_bound = predicted(best, costs, bubble_of(options.traits, facts, chosen), options)
     names = [name for name, _ in captured._lp.signature.inputs]
     ends = [*best.cuts, len(found)]
@@ -87,6 +87,7 @@ def make_plan(
         batch_norm=facts.norm,
         as_published=options.as_published,
         exact=options.exact,
+        ranks=best.ranks,
     )
 
 

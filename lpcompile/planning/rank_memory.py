@@ -7,18 +7,18 @@ from lpcompile.core.plan import Plan
 from lpcompile.core.schedule import STEPWISE, Schedule, moment
 
 
-def alive(schedule: Schedule, rank: int, kind: str = "graph") -> int:
+def alive(schedule: Schedule, rank: int, kind: str = "graph", stage: int | None = None) -> int:
     """The largest number of micro-batches whose graphs are alive at once on a rank, in the steady state.
 
-    kind: "graph" for the stage, "aux" for the AuxNets, "W" for stashed weights. A graph lives from the instruction
-    that writes it to the last one that reads it; both recur every step.
+    kind: "graph" for the stage, "aux" for the AuxNets, "W" for stashed weights. stage: of a rank that has several. A
+    graph lives from the instruction that writes it to the last one that reads it; both recur every step.
     """
     M, items = schedule.micro, schedule.ranks[rank]
     length = len(items)
     begin: dict[int, int] = {}
     end: dict[int, int] = {}
     for at, item in enumerate(items):
-        if item.op in STEPWISE:
+        if item.op in STEPWISE or stage not in (None, item.stage):
             continue
         step, _ = moment(item, at, M)
         when, slot = step * length + at, item.slot % M
@@ -33,9 +33,10 @@ def alive(schedule: Schedule, rank: int, kind: str = "graph") -> int:
 def rank_memory(plan: Plan, schedule: Schedule, share: float = 1.0) -> list[float]:
     """Bytes by rank, for steps of this share of the plan's batch."""
     part = share / schedule.micro
-    found = []
+    found = [0.0] * plan.world
     for stage in plan.stages:
-        r = stage.index
+        s, r = stage.index, plan.rank_of(stage.index)
+        only = s if plan.ranks else None
         hosted = [b.aux for b in plan.boundaries if b.aux is not None and b.aux.rank == r]
         state = STATE_COPIES * (stage.parameter_bytes + sum(a.parameter_bytes for a in hosted))
         state += alive(schedule, r, "W") * stage.parameter_bytes
@@ -44,8 +45,8 @@ def rank_memory(plan: Plan, schedule: Schedule, share: float = 1.0) -> list[floa
             for b in plan.boundaries
             if b.aux is not None and b.aux.rank == r
         )
-        beside = [plan.units[plan.stages[k - 1].last].output_bytes for k in (r, r + 1) if 1 <= k < plan.K]
+        beside = [plan.units[plan.stages[k - 1].last].output_bytes for k in (s, s + 1) if 1 <= k < plan.K]
         buffers = schedule.depth[r] * sum(beside)
-        graphs = alive(schedule, r) * stage.saved_bytes + max(1, alive(schedule, r, "aux")) * aux
-        found.append(state + part * (graphs + buffers))
+        graphs = alive(schedule, r, stage=only) * stage.saved_bytes + max(1, alive(schedule, r, "aux")) * aux
+        found[r] += state + part * (graphs + buffers)
     return found

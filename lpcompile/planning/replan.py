@@ -34,13 +34,13 @@ def aux_share(plan: Plan) -> float:
 
 
 def replan(plan: Plan, K: int, method: str | None = None) -> Plan:
-    """The best split into K stages for a method; the plan itself if it is that already."""
+    """The best split for a method on K ranks; the plan itself if it is that already."""
     method = method or plan.method
-    if (K, method) == (plan.K, plan.method):
+    if (K, method) == (plan.world, plan.method):
         return plan
     costs, shares = profile_of(plan), min(1.0, aux_share(plan))
     split = partition(costs, K, method=method, aux_budget=shares, aux=_form(plan))
-    if parts := shares_like(plan, K, method):
+    if parts := shares_like(plan, split.K, method):
         speeds = slowed(costs, split.cuts, parts)
         split = partition(costs, K, method=method, aux_budget=shares, aux=_form(plan), speeds=speeds)
     return from_split(plan, split)
@@ -51,7 +51,9 @@ def cuts_over(plan: Plan, link: Link | None) -> tuple[int, ...]:
     shares = [b.aux.share if b.aux is not None else 0.0 for b in plan.boundaries]
     costs, parts = profile_of(plan), shares_like(plan, plan.K, plan.method)
     speeds = slowed(costs, [s.last + 1 for s in plan.stages[:-1]], parts) if parts else None
-    found = partition(costs, plan.K, method=plan.method, aux_budget=shares, aux=_form(plan), link=link, speeds=speeds)
+    found = partition(
+        costs, plan.world, method=plan.method, aux_budget=shares, aux=_form(plan), link=link, speeds=speeds
+    )
     return found.cuts
 
 
@@ -108,8 +110,8 @@ def from_split(plan: Plan, split: Partition, shares: list[float] | None = None) 
         for s in stages[:-1]
     ]
     method = get_method(split.method)
-    facts = BatchFacts(split.K, plan.batch, plan.batch_free, norm=plan.batch_norm)
-    micro = plan.micro if (split.K, split.method) == (plan.K, plan.method) else 0
+    facts = BatchFacts(split.world, plan.batch, plan.batch_free, norm=plan.batch_norm)
+    micro = plan.micro if (split.world, split.method) == (plan.world, plan.method) else 0
     step, bound = with_bubble(split, bubble_of(method, facts, micro), plan.serial)
     found = replace(
         plan,
@@ -124,6 +126,7 @@ def from_split(plan: Plan, split: Partition, shares: list[float] | None = None) 
         tied=plan.tied if split.K > 1 else (),
         recipe=plan.recipe if split.method == plan.method else "",
         micro=micro,
+        ranks=split.ranks,
     )
     return replace(found, choice=choice(found))
 

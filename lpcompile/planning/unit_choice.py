@@ -19,6 +19,7 @@ def choose_units(captured: Captured, options: Options) -> tuple[list[Unit], int]
     """The units and the number of tensors that their boundaries may carry."""
     widths = WIDTHS if options.max_width == "auto" else (int(options.max_width),)
     K = options.K if isinstance(options.K, int) else 2
+    K = len(options.traits.ranks(K)) or K
     best: tuple[float, list[Unit], int] | None = None
     most = 0
     for width in widths:
@@ -65,8 +66,12 @@ def too_many_stages(captured: Captured, K: int, most: int, options: Options) -> 
     whole = captured._lp.kept_whole
     hint = f" (kept whole: {', '.join(whole[:4])})" if whole else ""
     why += f"; {caches(captured)}" if whole and caches(captured) else ""
+    chunks = options.traits.chunks
+    many = (
+        f"K = {K} stages" if chunks == 1 else f"K = {K // chunks} ranks with {chunks} stages each ({options.method!r})"
+    )
     return PlanError(
-        f"K = {K} stages are too many: the model can be cut into at most {most}{hint}; ask for K <= {most}. "
+        f"{many} are too many: the model can be cut into at most {most}{hint}; ask for K <= {most // chunks}. "
         f"Why not more: {why}",
-        most=most,
+        most=most // chunks,
     )

@@ -94,7 +94,7 @@ def report_data(
 def _cards(plan: Plan) -> tuple[tuple[str, str], ...]:
     unit = cost_unit(plan)
     return (
-        (f"planned speedup, of at most {plan.K}", f"{plan.rho:.2f}×"),
+        (f"planned speedup, of at most {plan.world}", f"{plan.rho:.2f}×"),
         ("a planned step", f"{plan.step:.4g} {unit}"),
         ("on one rank", f"{plan.serial:.4g} {unit}"),
         ("above the lower bound at most", f"{100 * plan.gap:.2f} %"),
@@ -106,7 +106,7 @@ def _cards(plan: Plan) -> tuple[tuple[str, str], ...]:
 def _with_program(data: ReportData, program: Program) -> ReportData:
     plan, limit = data.plan, None if program.how is None else program.how.memory_limit
     if limit is not None:
-        data = replace(data, limits=tuple(limit) if isinstance(limit, Sequence) else (float(limit),) * plan.K)
+        data = replace(data, limits=tuple(limit) if isinstance(limit, Sequence) else (float(limit),) * plan.world)
     sources, why = _sources(program)
     data = replace(data, sources=sources, source_note=why)
     spans = _spans(program)

@@ -63,7 +63,7 @@ def lanes(found: Simulation) -> list[Lane]:
 def sweep(plan: Plan, device: DeviceSpec | None = None) -> list[Sweep]:
     """ρ for K = 1 to about twice the plan's K, with the same units and costs."""
     found, costs = [], [u.forward + u.backward for u in plan.units]
-    for K in range(1, min(max(2 * plan.K, 8), MAX_SWEEP_STAGES, len(plan.units)) + 1):
+    for K in range(1, min(max(2 * plan.world, 8), MAX_SWEEP_STAGES, len(plan.units)) + 1):
         try:
             other = replan(plan, K)
         except LpError:

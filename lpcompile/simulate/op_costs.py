@@ -25,16 +25,16 @@ COMMUNICATION = ("recv", "wait", "send", "offer", "draw", "average", "tied", "no
 
 @dataclass(frozen=True)
 class InstructionCosts:
-    """ms and bytes of one micro-batch, by rank or by boundary."""
+    """ms and bytes of one micro-batch, by stage or by boundary."""
 
     forward: tuple[float, ...]
     backward: tuple[float, ...]
-    parts: tuple[tuple[float, ...], ...]  # by rank: input and weight part of a backward, relative to the whole
+    parts: tuple[tuple[float, ...], ...]  # by stage: input and weight part of a backward, relative to the whole
     aux_forward: dict[int, float]
     aux_backward: dict[int, float]
     sizes: dict[int, float]  # bytes that cross a boundary
     gradients: dict[int, float]  # the part of these that has gradients
-    parameters: tuple[float, ...]  # bytes by rank, AuxNets included
+    parameters: tuple[float, ...]  # bytes by stage, AuxNets included
     micro: int
     ms_per_byte: float
     overhead: float
@@ -43,17 +43,21 @@ class InstructionCosts:
     def message(self, kind: str, boundary: int) -> float:
         return (self.gradients if kind in ("p", "kappa") else self.sizes).get(boundary, 0.0)
 
-    def of(self, rank: int, item: Instruction) -> float | None:
-        """ms of an instruction; None if its cost is unknown."""
-        k, op = item.boundary, item.op
+    def weight(self, stages: Sequence[int]) -> float:
+        """Bytes of all parameters of a rank."""
+        return sum(self.parameters[s] for s in stages)
+
+    def of(self, stages: Sequence[int], item: Instruction) -> float | None:
+        """ms of an instruction on the rank of these stages; None if its cost is unknown."""
+        k, op, s = item.boundary, item.op, item.stage if item.stage >= 0 else stages[0]
         if op in COMMUNICATION:
             return 0.0
         if op in ("forward", "replay"):
-            return self.forward[rank]
+            return self.forward[s]
         if op == "backward":
-            return self.backward[rank]
+            return self.backward[s]
         if op in ("backward_input", "backward_weight"):
-            return self.backward[rank] * self.parts[rank][op == "backward_weight"]
+            return self.backward[s] * self.parts[s][op == "backward_weight"]
         if op == "aux_forward":
             return self.aux_forward.get(k, 0.0)
         if op == "distil":
@@ -64,11 +68,11 @@ class InstructionCosts:
         if op in BOUNDARY_PASSES:
             return self.overhead + BOUNDARY_PASSES[op] * self.sizes.get(k, 0.0) * self.ms_per_byte
         if op == "stash":
-            return STASH_PASSES * self.parameters[rank] * self.ms_per_byte
+            return STASH_PASSES * self.parameters[s] * self.ms_per_byte
         if op == "predict":  # once a step, for all micro-batches that the update will overtake
-            return PREDICT_PASSES * self.parameters[rank] * self.ms_per_byte if item.slot == self.micro - 1 else 0.0
+            return PREDICT_PASSES * self.parameters[s] * self.ms_per_byte if item.slot == self.micro - 1 else 0.0
         if op == "step":
-            return self.overhead + STEP_PASSES * self.parameters[rank] * self.ms_per_byte
+            return self.overhead + STEP_PASSES * self.weight(stages) * self.ms_per_byte
         return None
 
 

@@ -78,16 +78,16 @@ def outlook(
     if schedule is None:
         return None
     simulation = simulate(plan, device, schedule=schedule)
-    upto = {K for K in (*STAGES_TO_TRY, plan.K) if K <= len(plan.units)}
+    upto = {K for K in (*STAGES_TO_TRY, plan.world) if K <= len(plan.units)}
     looked = {K: outlook_row(plan, device, K) for K in sorted({*upto, *stages})}
     found = [one for one in looked.values() if one is not None]
     neighbours = _neighbours(plan, device, schedule)
-    path = critical_path(schedule, costs_of(plan, device, schedule.micro), Interconnect(device, plan.K))
+    path = critical_path(schedule, costs_of(plan, device, schedule.micro), Interconnect(device, plan.world))
     return Outlook(
         simulation,
         tuple(neighbours),
         tuple(one for K in stages if (one := looked[K]) is not None),
-        tuple(one for name in methods if (one := outlook_row(plan, device, plan.K, name)) is not None),
+        tuple(one for name in methods if (one := outlook_row(plan, device, plan.world, name)) is not None),
         advice(plan, simulation, found, device),
         path,
         remedy(path, simulation, neighbours),
@@ -137,15 +137,15 @@ def _neighbours(plan: Plan, device: DeviceSpec, schedule: Schedule) -> list[Neig
 
 def advice(plan: Plan, found: Simulation, rows: Sequence[OutlookRow], device: DeviceSpec) -> str:
     """One sentence: the speedup of K, the largest useful K, and the bottleneck."""
-    parts = [f"K = {plan.K} gives {found.rho:.1f}x" if plan.K > 1 else "K = 1 is plain training"]
+    parts = [f"K = {plan.world} gives {found.rho:.1f}x" if plan.K > 1 else "K = 1 is plain training"]
     best = max((one.rho for one in rows), default=1.0)
-    enough = min((one.K for one in rows if one.rho >= ENOUGH_OF_BEST * best), default=plan.K)
+    enough = min((one.K for one in rows if one.rho >= ENOUGH_OF_BEST * best), default=plan.world)
     at = next((one.rho for one in rows if one.K == enough), best)
     if best < 1.05:
         parts.append(f"{plan.method!r} makes no K faster on {device.name}")
     elif enough == max(one.K for one in rows) and enough < len(plan.units):
         parts.append(f"the model can use {enough} ({at:.1f}x) and more")
-    elif enough == plan.K:
+    elif enough == plan.world:
         parts.append("it is the most that this model can use")
     else:
         parts.append(f"K = {enough} is the most that this model can use ({at:.1f}x)")
@@ -179,11 +179,11 @@ def remedy(path: CriticalPath, found: Simulation, neighbours: Sequence[Neighbour
 
 def _limit(plan: Plan, found: Simulation) -> str:
     """The bottleneck: why the speedup is not K."""
-    rank = max(range(plan.K), key=lambda r: found.busy[r])
+    rank = max(range(plan.world), key=lambda r: found.busy[r])
     waiting = min(found.idle)
     if waiting > 0.1:
         return f"even the busiest rank waits {100 * waiting:.0f} % of a step for the others"
-    stage = plan.stages[rank]
+    stage = max((plan.stages[s] for s in plan.stages_of(rank)), key=lambda s: s.work)
     units = plan.units[stage.first : stage.last + 1]
     largest = max(units, key=lambda u: u.forward + u.backward)
     share = (largest.forward + largest.backward) / ((stage.forward + stage.backward) or 1.0)

@@ -71,8 +71,9 @@ class Player:
 
     def _lines(self, schedule: Schedule, costs: InstructionCosts, rank: int) -> list[PlayedLine]:
         found: list[PlayedLine] = []
+        stages = schedule.stages_of(rank)
         for item in schedule.ranks[rank]:
-            cost, key, size, act, to = costs.of(rank, item), 0, 0.0, "compute", rank
+            cost, key, size, act, to = costs.of(stages, item), 0, 0.0, "compute", rank
             if item.op in ("send", "recv", "wait", "offer", "draw"):
                 (kind, boundary, _), act = item.ref, item.op
                 size = costs.message(kind, boundary)
@@ -82,7 +83,7 @@ class Player:
             elif item.op in COLLECTIVE:
                 act, cost = "meet", self.network.meeting()
             elif item.op == "average":
-                act, cost = "average", self.network.average(costs.parameters[rank])
+                act, cost = "average", self.network.average(costs.weight(stages))
             if cost is None:
                 self.unknown.add(item.op)
             slot = sum(line.act == "meet" for line in found) if act == "meet" else item.slot

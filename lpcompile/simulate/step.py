@@ -79,12 +79,12 @@ def simulate(
     schedule = schedule or default_schedule(plan, replicas)
     if schedule is None:
         raise PlanError(
-            f"method {plan.method!r} has no schedule for K = {plan.K} and a batch of {plan.batch}: use another method, "
-            f"or a batch that is a multiple of {plan.K}"
+            f"method {plan.method!r} has no schedule for K = {plan.world} and a batch of {plan.batch}: use another "
+            f"method, or a batch that is a multiple of {plan.world}"
         )
     device = device or default_device(plan)
     costs = costs_of(plan, device, schedule.micro, share)
-    return play(schedule, costs, Interconnect(device, plan.K, replicas))
+    return play(schedule, costs, Interconnect(device, plan.world, replicas))
 
 
 @gc_paused()

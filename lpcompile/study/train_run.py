@@ -121,7 +121,7 @@ def simulated(program: Program) -> dict[str, float]:
     which have their own."""
     plan = program.plan
     device = default_device(plan)
-    row, run = outlook_row(plan, device, plan.K), whole_run(plan, device)
+    row, run = outlook_row(plan, device, plan.world), whole_run(plan, device)
     if row is None:
         return {}
     rho = row.rho if run is None else run.rho

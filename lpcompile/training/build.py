@@ -81,9 +81,9 @@ def compile_job(job: Job, model: nn.Module, x: Any, before: Path | None) -> Prog
                                channels_last=job.channels_last).model  # fmt: skip
     plan = Plan.load(job.plan) if job.plan else None
     if before is not None:
-        saved = checkpoint.describe(before)
-        if saved["K"] == job.K:
-            plan = plan or Plan.from_json(saved["plan"])
+        saved = Plan.from_json(checkpoint.describe(before)["plan"])
+        if saved.world == job.K:
+            plan = plan or saved
         else:  # other stages: AuxNets start as copies of the saved model
             checkpoint.check_model(model, before)
             model.load_state_dict(checkpoint.model_state(before), strict=True)

@@ -8,6 +8,7 @@ import os
 import shlex
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -68,9 +69,9 @@ def _commit() -> str:
     return ""
 
 
-def bytes_between_steps(worker: Worker) -> int:
+def bytes_between_steps(team: Sequence[Worker]) -> int:
     """Bytes that a rank of ours keeps from step to step."""
-    return sum(size for name, size in memory.of(worker).items() if name not in PER_STEP)
+    return sum(size for name, size in memory.of_rank(team).items() if name not in PER_STEP)
 
 
 def bytes_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> int:

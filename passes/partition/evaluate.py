@@ -41,6 +41,12 @@ class Partition:
     memory: tuple[float, ...]
     costs: tuple[float, ...]  # forward + backward of each stage at speed 1
     crossing: int  # bytes over all boundaries
+    ranks: tuple[int, ...] = ()  # of each stage, where ranks have several
+
+    @property
+    def world(self) -> int:
+        """Number of ranks."""
+        return max(self.ranks) + 1 if self.ranks else self.K
 
     @property
     def gap(self) -> float:
@@ -76,7 +82,7 @@ def evaluate(
 
     arrival_k = arrival_{k-1} + r F_{k-1} + t_k (AuxNet_{k-1} below) or + t_{k-1} + r F_{k-1} (above); 0 unless chained.
     finish_k = arrival_k + F_k + B_k + hosted AuxNet work that arrival_k does not hold yet + loss on the last rank.
-    step = the largest finish_k or message time t_k.
+    step = the largest finish_k or message time t_k; where ranks have several stages, the largest sum of a rank's work.
 
     `aux="recursive"` makes each lambda from the model's input, so nothing is chained; `aux="tied"` keeps every AuxNet
     below, where its weights are, as heads (`dgl`) always are. Without `aux_ranks` every AuxNet runs below.
@@ -105,7 +111,11 @@ def evaluate(
     backward = [math.fsum(u.backward for u in stage) for stage in stages]
     state = [sum(state_factor * u.parameter_bytes + u.saved_bytes for u in stage) for stage in stages]
     crossing = [0, *(stage[-1].output_bytes for stage in stages[:-1]), 0]  # by boundary; model input and output: none
-    times = [link.time(size) if link and 0 < k < K else 0.0 for k, size in enumerate(crossing)]
+    ranks = method.ranks(K // method.chunks)
+    times = [
+        link.time(size) if link and 0 < k < K and not (ranks and ranks[k - 1] == ranks[k]) else 0.0
+        for k, size in enumerate(crossing)
+    ]
 
     arrivals, finish, work, memory = [0.0], [], [], []
     for k in range(1, K):
@@ -120,9 +130,10 @@ def evaluate(
         finish.append(arrivals[k] + (busy - waited) / rates[k])
         work.append(busy / rates[k])
         memory.append(state[k] + crossing[k] + crossing[k + 1] + sum(r[j] * state[j] for j in hosted))
-    step = max(*finish, *times)
+    together = [math.fsum(work[s] for s in range(K) if ranks[s] == r) for r in dict.fromkeys(ranks)]
+    step = max(*finish, *times, *together)
     costs = tuple(f + b for f, b in zip(forward, backward, strict=True))
-    ideal = (math.fsum(costs) + profile.loss) / math.fsum(rates)
+    ideal = (math.fsum(costs) + profile.loss) / math.fsum(rates) * (method.chunks if ranks else 1)
     trivial = max(ideal, max(u.forward + u.backward for u in units) / max(rates))
     return Partition(
         K,
@@ -138,4 +149,5 @@ def evaluate(
         tuple(memory),
         costs,
         sum(crossing),
+        ranks,
     )

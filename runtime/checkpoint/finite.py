@@ -62,11 +62,11 @@ def check_end(trainer: Engine) -> None:
 def _rank_of(trainer: Engine, name: str) -> int:
     """The rank whose stage has the tensor, also where all of them are in this process."""
     if own := re.match(r"rank (\d+)/", name):
-        return int(own[1])
+        return trainer.plan.rank_of(int(own[1]))
     plain = name.removeprefix("model/").removeprefix("optimizer/")
     for w in trainer.workers:
         if any(n == plain or plain.startswith(f"{n}/") for n in w.stage.module.state_dict()):
-            return w.rank
+            return trainer.plan.rank_of(w.rank)
     return trainer.rank
 
 

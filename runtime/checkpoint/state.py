@@ -38,8 +38,7 @@ def share_start(trainer: Engine) -> None:
 
 def release_others(trainer: Engine) -> None:
     """Free the stages and AuxNets of other ranks: their tensors move to the meta device."""
-    mine = trainer.workers[0]
-    kept = {id(t) for m in modules(mine) for t in (*m.parameters(), *m.buffers())}
+    kept = {id(t) for w in trainer.workers for m in modules(w) for t in (*m.parameters(), *m.buffers())}
     program = trainer.program
     others = [program.module, program.captured, *program.stages, *(net.module for net in trainer.auxnets.values())]
     others += [m for head in trainer.heads.values() for m in head.modules]
@@ -54,20 +53,22 @@ def release_others(trainer: Engine) -> None:
 
 
 def modules(w: Worker) -> list[nn.Module]:
-    """The modules that a rank trains."""
+    """The modules that a stage's worker trains."""
     own = w.head.modules if w.head is not None else ()
     return [w.stage.module, *(net.module for net in w.auxnets.values()), *w.kappanets.values(), *own]
 
 
 def model_state(trainer: Engine) -> dict[str, Tensor]:
-    """The whole model's state. Between processes each tensor comes from the lowest rank that has it."""
+    """The whole model's state. Between processes each tensor comes from the lowest stage that has it."""
     model = trainer.program.module
     if not isinstance(trainer.transport, Distributed):
         return dict(model.state_dict())
     found = {}
-    for key, owner, like in _owned(trainer):
-        if trainer.rank == owner:
-            tensor = trainer.workers[0].stage.module.state_dict()[key].detach().contiguous().clone()
+    own = {w.rank: w.stage.module.state_dict() for w in trainer.workers}
+    for key, stage, like in _owned(trainer):
+        owner = trainer.plan.rank_of(stage)
+        if stage in own:
+            tensor = own[stage][key].detach().contiguous().clone()
         else:
             tensor = torch.empty(like.shape, dtype=like.dtype, device=trainer.device)
         dist.broadcast(tensor, trainer.first_rank + owner, group=trainer.mesh.along if trainer.mesh else None)
@@ -76,7 +77,7 @@ def model_state(trainer: Engine) -> dict[str, Tensor]:
 
 
 def _owned(trainer: Engine) -> Iterator[tuple[str, int, Tensor]]:
-    """Every key of the model's state with the lowest rank whose stage has it."""
+    """Every key of the model's state with the lowest stage that has it."""
     keys = [set(stage.state_dict()) for stage in trainer.program.stages]
     for key, tensor in trainer.program.module.state_dict().items():
         if isinstance(tensor, Tensor):

@@ -60,5 +60,5 @@ def output_everywhere(engine: Engine, flat: list[Tensor] | None) -> list[Tensor]
     if not engine.distributed:
         assert flat is not None
         return flat
-    found: Any = exchange.from_rank(flat, engine.plan.K - 1, engine.control)
+    found: Any = exchange.from_rank(flat, engine.plan.rank_of(engine.plan.K - 1), engine.control)
     return [t.to(engine.device) for t in found]

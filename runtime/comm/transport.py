@@ -84,19 +84,28 @@ class Local:
             del self.met[name], self.left[name]
         return tensors
 
+    def forget(self, name: str) -> None:
+        """Those that have met will not ask again."""
+        self.met.pop(name, None)
+        self.left.pop(name, None)
+
 
 class Distributed:
-    """One rank per process. Receives go into buffers that are used in turn; sends hold their tensors until they end.
+    """One rank per process; `ranks` are those of the stages, where they have several. Receives go into buffers that are
+    used in turn; sends hold their tensors until they end.
 
     Tensors of one kind travel in one direction between two ranks, in the schedule's order, on their own channel (a tag
     on gloo, a communicator on NCCL), so that a receive posted early never blocks another message. A tag tells the
     tensor's size: gloo ends a process that gets more than it has room for, before the batch's fingerprint is read.
     """
 
-    def __init__(self, device: torch.device, mesh: Mesh, channels_last: bool = False) -> None:
-        self.device, self.mesh, self.channels_last = device, mesh, channels_last
+    def __init__(
+        self, device: torch.device, mesh: Mesh, channels_last: bool = False, ranks: Sequence[int] = ()
+    ) -> None:
+        self.device, self.mesh, self.channels_last, self.ranks = device, mesh, channels_last, ranks
         self.nccl = dist.get_backend() == "nccl"
-        self.groups = {kind: dist.new_group() for kind in MESSAGES} if self.nccl else {}
+        lanes = range(max(1, len(ranks) // mesh.K))
+        self.groups = {(kind, lane): dist.new_group() for kind in MESSAGES for lane in lanes} if self.nccl else {}
         self.control = dist.new_group(backend="gloo") if self.nccl else dist.group.WORLD
         self.subsets: dict[tuple[int, ...], Any] = {}
         self.buffers: dict[tuple[str, int, int, Any], Tensors] = {}
@@ -104,6 +113,9 @@ class Distributed:
         self.expected: dict[Key, Expected] = {}
         self.posted: dict[Key, tuple[list[Any], Tensors]] = {}
         self.sending: dict[tuple[str, int, int], list[tuple[list[Any], Tensors]]] = {}
+        self.inside = Local()  # where the stages of this process meet before they meet others
+        self.met: dict[str, tuple[list[Tensor], set[int]]] = {}  # what they then take, and who has not yet
+        self.turns: list[str] = []  # names in the order in which all processes gather them
 
     def send(self, rank: int, peer: int, key: Key, tensors: Tensors) -> float:
         kind, boundary, slot = key
@@ -113,7 +125,7 @@ class Distributed:
         held = time.perf_counter() - begin
         both = [dense(t, self.channels_last) for t in tensors]
         ahead = self.headers.send(peer, kind, boundary, slot)
-        works = [dist.isend(view, self.mesh.first + peer, **self._channel(kind, view)) for _, view in both]
+        works = [dist.isend(view, self.mesh.first + peer, **self._channel(kind, boundary, view)) for _, view in both]
         under_way.append(([*(w for w, _ in ahead), *works], (*(t for _, t in ahead), *(t for t, _ in both))))
         return held
 
@@ -129,7 +141,7 @@ class Distributed:
         if header is not None:
             self.expected[key] = header
         views = [dense(t, self.channels_last)[1] for t in buffers]
-        works = [dist.irecv(view, self.mesh.first + peer, **self._channel(kind, view)) for view in views]
+        works = [dist.irecv(view, self.mesh.first + peer, **self._channel(kind, boundary, view)) for view in views]
         self.posted[key] = (works, buffers)
 
     def arrived(self, rank: int, key: Key) -> Tensors | None:
@@ -142,18 +154,51 @@ class Distributed:
         return buffers
 
     def gather(self, rank: int, name: str, ranks: Sequence[int], tensor: Tensor) -> list[Tensor] | None:
-        tensor = tensor.contiguous()
-        found = [torch.empty_like(tensor) for _ in ranks]
-        dist.all_gather(found, tensor, group=self.subset(ranks))
+        """The stages of this process meet first; then the processes, each with as many tensors as the one with most."""
+        if name not in self.met:
+            if name in self.turns and name != self.turns[0]:
+                return None
+            places = [self.place(s) for s in ranks]
+            here = [s for s, place in zip(ranks, places, strict=True) if place == self.mesh.stage]
+            mine = self.inside.gather(rank, name, here, tensor.contiguous())
+            if mine is None or len(here) == len(ranks):
+                return mine
+            self.inside.forget(name)
+            self.met[name] = (self._all(mine, places), set(here))
+            if name in self.turns:
+                self.turns.append(self.turns.pop(0))
+        found, left = self.met[name]
+        left.discard(rank)
+        if not left:
+            del self.met[name]
         return found
+
+    def _all(self, mine: Sequence[Tensor], places: Sequence[int]) -> list[Tensor]:
+        """The tensors of stages on these ranks, in their order; `mine` are those of this rank."""
+        members = tuple(dict.fromkeys(sorted(places)))
+        found: dict[int, list[Tensor]] = {place: [] for place in members}
+        for i in range(max(places.count(place) for place in members)):
+            tensor = mine[min(i, len(mine) - 1)]
+            one = [torch.empty_like(tensor) for _ in members]
+            dist.all_gather(one, tensor, group=self.subset(members))
+            for place, other in zip(members, one, strict=True):
+                found[place].append(other)
+        return [found[place].pop(0) for place in places]
+
+    def place(self, stage: int) -> int:
+        """The rank of a stage."""
+        return self.ranks[stage] if self.ranks else stage
 
     def subset(self, ranks: Sequence[int]) -> Any:
         """The group of these ranks. All processes must have asked for it in the same order, see `prepare`."""
         whole = len(ranks) == self.mesh.K
         return (self.mesh.along or dist.group.WORLD) if whole else self.subsets[tuple(ranks)]
 
-    def prepare(self, subsets: Sequence[tuple[int, ...]]) -> None:
-        for ranks in sorted(set(subsets)):
+    def prepare(self, tied: Sequence[tuple[str, Sequence[int]]]) -> None:
+        """For parameters with gradients of several stages: groups, and the order of this process's part in them."""
+        members = {name: tuple(sorted({self.place(s) for s in stages})) for name, stages in tied}
+        self.turns = [f"tied {n}" for n, ranks in members.items() if self.mesh.stage in ranks and len(ranks) > 1]
+        for ranks in sorted(set(members.values())):
             if len(ranks) < self.mesh.K and ranks not in self.subsets:
                 for first in range(0, dist.get_world_size(), self.mesh.K):
                     group = dist.new_group([first + r for r in ranks])
@@ -166,10 +211,12 @@ class Distributed:
             while under_way:
                 self._end(under_way.pop(0))
 
-    def _channel(self, kind: str, tensor: Tensor) -> dict[str, Any]:
+    def _channel(self, kind: str, boundary: int, tensor: Tensor) -> dict[str, Any]:
+        lane = boundary // self.mesh.K  # as in `Schedule.lane`
         if self.nccl:
-            return {"group": self.groups[kind]}
-        return {"tag": FIRST_TAG + MESSAGES.index(kind) + len(MESSAGES) * (tensor.numel() % TAGGED_SIZES)}
+            return {"group": self.groups[kind, lane]}
+        number = lane * TAGGED_SIZES + tensor.numel() % TAGGED_SIZES
+        return {"tag": FIRST_TAG + MESSAGES.index(kind) + len(MESSAGES) * number}
 
     def _not_sending(self, kind: str, boundary: int, buffers: Tensors) -> None:
         """Before a buffer is used again, end the sends that pass its tensor on."""

@@ -57,7 +57,7 @@ def fit_batch(engine: Engine, size: int | None) -> None:
         norm = engine.plan.batch_norm
         full = min(NORM_SAMPLES, (engine.plan.batch or NORM_SAMPLES * usual) // usual) if norm else 1
         least = max(1, full if method.exact else min(full, MIN_SAMPLES))
-        possible = [m for m in range(min(size, usual), 0, -1) if method.accepts_micro(engine.plan.K, m)]
+        possible = [m for m in range(min(size, usual), 0, -1) if method.accepts_micro(engine.plan.world, m)]
         micro = next((m for m in possible if size // m >= least), possible[-1] if possible else usual)
     if micro != engine.micro:
         engine.flush(size)

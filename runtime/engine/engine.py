@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from lpcompile.core.compiled import CompiledProgram
 from lpcompile.core.memory_format import lies_channels_last
-from lpcompile.core.method import hosts_of
+from lpcompile.core.method import check_ranks, hosts_of
 from lpcompile.core.schedule import Schedule
 from lpcompile.core.staleness import staleness
 from lpcompile.errors import UsageError
@@ -114,10 +114,11 @@ class Engine:
         self._meet(device, replicas)
         ready_program(program, None if self.distributed else self.device)
         self.workers: list[Worker] = []
-        for rank in [self.rank] if self.distributed else range(self.plan.K):
-            w = make_worker(program, rank, loss_fn, optimizer, self.settings, self.transport, self.device)
+        for stage in (here := self.plan.stages_of(self.rank) if self.distributed else tuple(range(self.plan.K))):
+            w = make_worker(program, stage, loss_fn, optimizer, self.settings, self.transport, self.device, here)
             w.mesh = self.mesh if replicas > 1 else None
             self.workers.append(w)
+            w.values = next(team[0].values for team in self.teams if w in team)
         phases.begin(self, asked)
         if why:
             keep_whole(self, why)
@@ -137,19 +138,20 @@ class Engine:
         """Find this process's device and rank, and open the transport to the others."""
         self.device = handshake.own_device(device_of(self.program.module), device)
         self.replicas = replicas
-        self.distributed = self.plan.K * replicas > 1 and handshake.in_torchrun()
-        self.mesh = handshake.join(self.plan.K, replicas, self.device) if self.distributed else None
-        self.rank = self.mesh.stage if self.mesh else 0  # the stage, also where there are replicas
+        world = self.plan.world
+        self.distributed = world * replicas > 1 and handshake.in_torchrun()
+        self.mesh = handshake.join(world, replicas, self.device) if self.distributed else None
+        self.rank = self.mesh.stage if self.mesh else 0  # of those of a replica
         if replicas > 1 and self.mesh is None:
             raise UsageError(
-                f"replicas={replicas} are processes of their own; start {self.plan.K * replicas} of them "
-                f"(torchrun --nproc-per-node {self.plan.K * replicas}), or use program.fit"
+                f"replicas={replicas} are processes of their own; start {world * replicas} of them (torchrun "
+                f"--nproc-per-node {world * replicas}), or use program.fit"
             )
         self.channels_last = lies_channels_last(self.program.module)  # boundaries and inputs lie as the weights do
         self.transport: Distributed | Local = Local()
         if self.mesh is not None:
-            self.transport = Distributed(self.device, self.mesh, self.channels_last)
-            self.transport.prepare([owners for _, owners in self.plan.tied])
+            self.transport = Distributed(self.device, self.mesh, self.channels_last, self.plan.ranks)
+            self.transport.prepare(self.plan.tied)
 
     def refuse(self, recipe: Recipe, replicas: int) -> None:
         """Refuse phases that cannot run: a batch that cannot be cut, values by sample over replicas, late gradients of
@@ -158,19 +160,24 @@ class Engine:
             refuse_inexact(recipe)
         for phase in recipe:
             method, own = get_method(phase.method), phases.options_of(self, phase)
+            check_ranks(self.plan, method)
             if self.plan.exact and self.plan.K > 1:
                 refuse_inexact_options(own)
             usual_micro(self, method, own)
             if replicas > 1 and method.keeps_samples(own.kappa):
-                raise UsageError(
-                    f"{method.name!r} keeps values for each sample, which come to another replica in every epoch; "
-                    f"use replicas=1, or another method"
-                )
+                text = "keeps values for each sample, which come to another replica in every epoch; use replicas=1, or"
+                raise UsageError(f"{method.name!r} {text} another method")
 
     @property
     def first_rank(self) -> int:
         """The rank of this replica's first stage."""
         return self.mesh.first if self.mesh else 0
+
+    @property
+    def teams(self) -> list[list[Worker]]:
+        """The workers of each rank in this process."""
+        ranks = dict.fromkeys(self.plan.rank_of(w.rank) for w in self.workers)
+        return [[w for w in self.workers if self.plan.rank_of(w.rank) == rank] for rank in ranks]
 
     @property
     def main(self) -> bool:
@@ -203,14 +210,14 @@ class Engine:
         self.micro = micro or usual_micro(self, method, self.settings)
         if micro is None:
             self.warn(about_batch_norm(method, self.program.module, self.micro, self.plan.batch))
-            self.warn(about_compiled(method, self.plan.K, self.settings.compile))
+            self.warn(about_compiled(method, self.plan.world, self.settings.compile))
         self.schedule, _ = self.prepared = self._prepare(method)
         self.exact = self._prepare(get_method(method.first_sight)) if method.first_sight else None
         if micro is None and self.main and self.plan.K > 1:
             log.info("%s", method_text(self))
         for w in self.workers:
             w.settings = self.settings
-            w.ahead = max(item.ahead for item in self.schedule.ranks[w.rank])
+            w.ahead = max(i.ahead for i in self.schedule.ranks[self.plan.rank_of(w.rank)])
             w.updater.clip = clip_norm(self.plan, method, self.settings)
             for beta in w.betas.values():
                 beta.use(self.settings.rule(method.beta, self.plan.K), self.settings.total_steps)
@@ -241,21 +248,23 @@ class Engine:
             recursive=self.recursive(),
             replicas=self.replicas,
         )
-        return schedule, {w.rank: prepare(schedule, w.rank) for w in self.workers}
+        return schedule, {team[0].rank: prepare(schedule, team[0].rank) for team in self.teams}
 
     def play(self, prepared: Prepared, method: Method, high: int, apply: bool) -> None:
         """One step of the schedule, for the micro-batches below `high`."""
         schedule, programs = prepared
         if isinstance(self.transport, Distributed):
             self.transport.headers.use(schedule)
-        runs = []
         for w in self.workers:
             w.begin_step(method, self.steps, apply, oldest=self.slot - schedule.lag - self.micro)
             w.weigh = w.trace is not None and 1 <= self.steps <= 2 + schedule.lag // self.micro
-            runs.append(run(w, self.transport, programs[w.rank], schedule.depth[w.rank], self.slot, self.low, high))
+        runs = [
+            run(team, self.transport, ops, schedule.depth[rank], self.slot, self.low, high)
+            for team, (rank, ops) in zip(self.teams, programs.items(), strict=True)
+        ]
         try:
             with torch.enable_grad():
-                take_turns(self.workers, runs)
+                take_turns(self.teams, runs)
         except BaseException:
             if self.buffers is not None:
                 self.buffers.fail()

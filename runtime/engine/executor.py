@@ -1,14 +1,14 @@
 """The interpreter of schedules: one handler for each instruction, one list for each rank.
 
->>> for _ in run(worker, transport, program, base, low, high): ...      # one rank of several processes
->>> take_turns([run(w, ...) for w in workers])                          # all ranks in one process
+>>> for _ in run([worker], transport, program, base, low, high): ...    # one rank of several processes
+>>> take_turns([run([w], ...) for w in workers])                        # all ranks in one process
 """
 
 from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -57,12 +57,14 @@ def prepare(schedule: Schedule, rank: int) -> tuple[Op, ...]:
 
 
 def run(
-    worker: Worker, transport: Transport, program: Sequence[Op], depth: int, base: int, low: int, high: int
+    team: Sequence[Worker], transport: Transport, program: Sequence[Op], depth: int, base: int, low: int, high: int
 ) -> Iterator[None]:
     """Run one step of one rank; yields when it has to wait for another one.
 
+    team: the workers of the rank's stages. They share their tensors; the first one has the messages and the trace.
     base: number of the step's first micro-batch since training began. Only micro-batches in [low, high) exist.
     """
+    worker = team[0]
     values, rank, own = worker.values, worker.rank, board.own
     profiled = torch._C._autograd._profiler_enabled()
     for op in program:
@@ -75,7 +77,7 @@ def run(
         begin = worker.clock() if worker.trace is not None else 0.0
         try:
             with torch.profiler.record_function(f"rank {rank}: {op.name}") if profiled else NO_RANGE:
-                waiting = _do(worker, transport, op, slot, depth)
+                waiting = _do(team, transport, op, slot, depth)
             if waiting is not None:
                 yield from waiting
         except Exception as error:
@@ -91,11 +93,13 @@ def run(
         own.note(worker.step, "(between steps)")
 
 
-def _do(worker: Worker, transport: Transport, op: Op, slot: int, depth: int) -> Iterator[None] | None:
+def _do(team: Sequence[Worker], transport: Transport, op: Op, slot: int, depth: int) -> Iterator[None] | None:
     """Run one instruction. An iterator that it returns yields while the rank has to wait."""
-    item = op.item
+    item, worker = op.item, team[0]
+    if op.handler is not None and len(team) > 1 and item.op in STEPWISE:
+        return _together([op.handler(w, item, slot) for w in team])
     if op.handler is not None:
-        return op.handler(worker, item, slot)
+        return op.handler(next((w for w in team if w.rank == item.stage), worker), item, slot)
     key = (item.ref.kind, item.ref.boundary, slot)
     if item.op == "wait":
         return _wait(worker, transport, key)
@@ -108,6 +112,15 @@ def _do(worker: Worker, transport: Transport, op: Op, slot: int, depth: int) -> 
     return None
 
 
+def _together(waiting: Iterable[Iterator[None] | None]) -> Iterator[None]:
+    """An instruction of all stages of a rank: each goes on until it has to wait."""
+    left = [one for one in waiting if one is not None]
+    while left:
+        left = [one for one in left if next(one, True) is not True]
+        if left:
+            yield
+
+
 def _wait(worker: Worker, transport: Transport, key: Key) -> Iterator[None]:
     begin = time.perf_counter()
     found = transport.arrived(worker.rank, key)
@@ -118,19 +131,19 @@ def _wait(worker: Worker, transport: Transport, key: Key) -> Iterator[None]:
     worker.values[key] = worker.unpacked(key, found)
 
 
-def take_turns(workers: Sequence[Worker], runs: Sequence[Iterator[None]]) -> None:
-    """Run all ranks in one process: each until it has to wait."""
-    left = list(zip(workers, runs, strict=True))
+def take_turns(teams: Sequence[Sequence[Worker]], runs: Sequence[Iterator[None]]) -> None:
+    """Run all ranks in one process: each until it has to wait. A rank draws from its first stage's random stream."""
+    left = list(zip(teams, runs, strict=True))
     while left:
         moved = False
         for pair in list(left):
-            worker, steps = pair
-            before = worker.progress
-            with worker.own_random():
+            team, steps = pair
+            before = sum(w.progress for w in team)
+            with team[0].own_random():
                 over = next(steps, True) is True
             if over:
                 left.remove(pair)
-            moved |= over or worker.progress != before
+            moved |= over or sum(w.progress for w in team) != before
         if not moved:
-            ranks = ", ".join(str(worker.rank) for worker, _ in left)
+            ranks = ", ".join(str(team[0].rank) for team, _ in left)
             raise ScheduleError(f"ranks {ranks} wait for each other; the schedule was not verified")

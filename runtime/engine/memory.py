@@ -11,7 +11,7 @@ import contextlib
 import resource
 import sys
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +24,15 @@ from lpcompile.runtime.engine import versions
 from lpcompile.runtime.engine.worker import Worker
 
 
+def of_rank(team: Sequence[Worker]) -> dict[str, int]:
+    """Bytes of one rank by purpose: of its stages together."""
+    each = [of(w) for w in team]
+    found = {name: sum(one[name] for one in each) for name in each[0]}
+    return found | {"messages": each[0]["messages"]}  # their transport is the process's
+
+
 def of(w: Worker) -> dict[str, int]:
-    """Bytes of one rank by purpose."""
+    """Bytes of one stage by purpose."""
     modules: list[nn.Module] = [w.stage.module, *(net.module for net in w.auxnets.values()), *w.kappanets.values(),
                                 *(w.head.modules if w.head is not None else ())]  # fmt: skip
     parameters = [p for m in modules for p in m.parameters()]

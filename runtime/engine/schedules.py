@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from lpcompile.core.method import Method, ScheduleOptions
+from lpcompile.core.method import Method, ScheduleOptions, check_ranks
 from lpcompile.core.micro_batches import micro_for, micro_of
 from lpcompile.core.plan import Plan
 from lpcompile.core.schedule import Schedule
@@ -29,6 +29,7 @@ def schedule_of(
 ) -> Schedule:
     """The verified schedule of a method. hosts: the AuxNets' host ranks where they differ from the plan's. recursive:
     AuxNets start from the model's input; by default as the plan's AuxNets do."""
+    check_ranks(plan, method)
     s, tied = settings, bool(plan.tied)
     clipped = clip_norm(plan, method, s) > 0
     scope = s.clip_scope or ("global" if method.exact else "rank")

@@ -17,7 +17,7 @@ from lpcompile.core.memory_format import laid_out_as
 from lpcompile.core.method import Method
 from lpcompile.core.stage_io import StageIO, io_of, own_io, refresh, use_mode
 from lpcompile.errors import UsageError
-from lpcompile.runtime.comm.transport import Local, Transport
+from lpcompile.runtime.comm.transport import Transport
 from lpcompile.runtime.engine.batches.outputs import loss_of
 from lpcompile.runtime.engine.settings import Settings, asdict_shallow
 from lpcompile.runtime.engine.torch_compile import compiled_net
@@ -126,17 +126,19 @@ def make_worker(
     settings: Settings,
     transport: Transport,
     device: torch.device,
+    here: Sequence[int],
 ) -> Worker:
-    """A rank with its stage and its optimizer. Parameters come in the model's order, the loss's own last."""
+    """A stage of this process, whose stages are `here`, and its optimizer. Parameters come in the model's order, the
+    loss's own last."""
     stage, K = stage_net(program, rank, settings), program.plan.K
     stage.module.to(device)
     loss = loss_of(program, stage.io, loss_fn) if rank == K - 1 else None
     specs = {b.index: b.specs for b in program.plan.boundaries}
     w = Worker(rank, K, stage, specs, loss, device, settings, transport)
+    w.here = tuple(here)
     for name, ranks in program.plan.tied:
         if rank in ranks:
             w.tied[name], w.owners[name] = program.module.get_parameter(name), tuple(ranks)
-            w.shared = isinstance(transport, Local)
     ids = {id(p) for p in stage.module.parameters()}
     ids -= {id(p) for name, p in w.tied.items() if not w.steps_tied(name)}
     own = [p for p in program.module.parameters() if id(p) in ids and p.requires_grad]

@@ -1,4 +1,4 @@
-"""One rank: its stage, the AuxNets it runs, its optimizers, and the tensors that are alive."""
+"""One stage on its rank: the AuxNets that run beside it, its optimizers, and the tensors that are alive."""
 
 from __future__ import annotations
 
@@ -50,7 +50,11 @@ class Net:
 
 
 class Worker:
-    """The state of one rank. It knows nothing of the others."""
+    """The state of one stage, and so of a rank; it knows nothing of the others. `rank` is the stage's number.
+
+    A rank with several stages (`Plan.ranks`) has a worker for each. They share `values`, so that one finds there what
+    another has made, and the first one, whose number is also the rank's, stands for the rank.
+    """
 
     def __init__(
         self,
@@ -109,7 +113,7 @@ class Worker:
         self.tied_gradients: dict[str, Tensor] = {}
         self.owners: dict[str, tuple[int, ...]] = {}
         self.mesh: Mesh | None = None  # where there are replicas
-        self.shared = False  # ranks share this process, and tied parameters are one tensor
+        self.here: tuple[int, ...] = (rank,)  # the stages in this process: there a tied parameter is one tensor
         self.random = _random_state(rank) if K > 1 else None
 
     @property
@@ -117,8 +121,12 @@ class Worker:
         return self.rank == self.K - 1
 
     def steps_tied(self, name: str) -> bool:
-        """Whether this rank's optimizer steps the tied parameter: each rank its copy, a shared tensor only once."""
-        return not self.shared or self.rank == self.owners[name][0]
+        """Whether this stage's optimizer steps the tied parameter: each process its copy, and only once."""
+        return self.rank == self.owners_here(name)[0]
+
+    def owners_here(self, name: str) -> tuple[int, ...]:
+        """The stages of this process that have the tied parameter."""
+        return tuple(s for s in self.owners[name] if s in self.here)
 
     def learning_rate(self, given: float | None) -> float:
         if given is not None:

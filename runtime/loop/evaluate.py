@@ -78,7 +78,8 @@ def check_metrics(metrics: Any, test: Any) -> None:
 
 
 def serial(trainer: Engine, training: bool) -> Chain:
-    return [(r, Net(stage, io_of(stage, training))) for r, stage in enumerate(trainer.program.stages)]
+    nets = [Net(stage, io_of(stage, training)) for stage in trainer.program.stages]
+    return [(trainer.plan.rank_of(s), net) for s, net in enumerate(nets)]
 
 
 def through_auxnets(trainer: Engine, training: bool) -> Chain:

@@ -91,8 +91,8 @@ def fit(
     for phase in _recipe(program, options):
         micro = {**options, **phase.options}.get("micro")
         if (method := get_method(phase.method)).torch_schedule:
-            checked_micro(method, plan.K, plan.batch, micro, plan.batch_free)
-    world = program.plan.K * replicas
+            checked_micro(method, plan.world, plan.batch, micro, plan.batch_free)
+    world = plan.world * replicas
     device = next((p.device for p in program.module.parameters()), torch.device("cpu")).type
     if world == 1 or in_torchrun():
         if world > 1:
@@ -130,7 +130,7 @@ def fit(
             _rank,
             (follow, data, torch.get_rng_state(), file),
             world=world,
-            K=program.plan.K,
+            K=plan.world,
             device=device,
             timeout=timeout,
             answer=calls if calls else None,
@@ -187,7 +187,7 @@ def _weights(trainer: Trainer) -> dict[str, Tensor]:
             for name, t in net.module.state_dict().items()}  # fmt: skip
     mine |= {f"head {w.rank}/{name}": t for w in trainer.workers if w.head is not None
              for name, t in w.head.net.module.state_dict().items()}  # fmt: skip
-    for part in exchange.gathered(mine, trainer.control)[: trainer.plan.K]:
+    for part in exchange.gathered(mine, trainer.control)[: trainer.plan.world]:
         whole |= part
     return whole
 
@@ -212,7 +212,7 @@ def _fit(program: CompiledProgram, given: FitRequest, calls: Calls | None = None
     )
     loader = given.loader
     if given.replicas > 1:
-        loader = Shard(loader, trainer.first_rank // trainer.plan.K, given.replicas)
+        loader = Shard(loader, trainer.first_rank // trainer.plan.world, given.replicas)
     announce, watch = Announcer(trainer, calls, given.called), given.watch
     found = run(trainer, loader, given.epochs, test=given.test, watch=watch, metrics=given.metrics, announce=announce)
     return found, trainer

@@ -32,9 +32,11 @@ def events(trainer: Trainer) -> list[dict[str, Any]]:
     """
     offset = time.time() - time.perf_counter()
     found: list[dict[str, Any]] = []
-    for w in trainer.workers:
+    for team in trainer.teams:
+        w, world = team[0], trainer.plan.world
         rank = trainer.first_rank + w.rank
-        name = f"rank {rank}: stage {w.rank}" + (f" of replica {rank // w.K}" if trainer.replicas > 1 else "")
+        own = f"stage{'s' if len(team) > 1 else ''} {', '.join(str(one.rank) for one in team)}"
+        name = f"rank {rank}: {own}" + (f" of replica {rank // world}" if trainer.replicas > 1 else "")
         at = {"pid": rank, "tid": 0}
         found.append({"ph": "M", "name": "process_name", **at, "args": {"name": name}})
         found.append({"ph": "M", "name": "process_sort_index", **at, "args": {"sort_index": rank}})
@@ -44,7 +46,7 @@ def events(trainer: Trainer) -> list[dict[str, Any]]:
             ts, dur = 1e6 * (begin + offset), 1e6 * (end - begin)
             found.append({"ph": "X", "name": text, "cat": category, **at, "ts": ts, "dur": dur, "args": {"step": step}})
         last = max((e["ts"] for e in found if "ts" in e), default=1e6 * time.time())
-        sizes = memory.of(w) | ({"process": memory.process()} if trainer.distributed else {})
+        sizes = memory.of_rank(team) | ({"process": memory.process()} if trainer.distributed else {})
         amounts = {name: round(size / 2**20, 6) for name, size in sizes.items()}
         found.append({"ph": "C", "name": "memory, MiB", **at, "ts": last, "args": amounts})
     return found

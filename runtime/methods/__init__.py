@@ -20,13 +20,21 @@ from lpcompile.runtime.methods.lagrangian import LAGRANGIAN
 from lpcompile.runtime.methods.multiplier import MULTIPLIER
 from lpcompile.runtime.methods.penalty import PENALTY
 from lpcompile.runtime.methods.pipedream import DDG, PIPEDREAM
-from lpcompile.runtime.methods.pipelines import GPIPE, ONE_F_ONE_B, ZERO_BUBBLE
+from lpcompile.runtime.methods.pipelines import (
+    DUAL_PIPE_V,
+    GPIPE,
+    INTERLEAVED,
+    INTERLEAVED_ZERO_BUBBLE,
+    ONE_F_ONE_B,
+    ZBV,
+    ZERO_BUBBLE,
+)
 from lpcompile.runtime.methods.stored import STORED
 from lpcompile.runtime.methods.stream import STREAM
 from lpcompile.runtime.methods.warmup import WARMUP, WARMUP_STORED
 from lpcompile.runtime.methods.zero_bubble import ZERO_BUBBLE_H2
 
-EXACT = (BP, GPIPE, ONE_F_ONE_B, ZERO_BUBBLE, ZERO_BUBBLE_H2)
+EXACT = (BP, GPIPE, ONE_F_ONE_B, ZERO_BUBBLE, ZERO_BUBBLE_H2, INTERLEAVED, INTERLEAVED_ZERO_BUBBLE, ZBV, DUAL_PIPE_V)
 LATE = (STREAM, PIPEDREAM, DDG, FR)
 AUTO = "auto"  # the fastest method that keeps plain training's accuracy: see `runtime/README.md`
 DEFAULT = AUTO

@@ -26,15 +26,15 @@ def schedule(plan: Plan, options: ScheduleOptions) -> Schedule:
 
 
 def post(b: Builder, slot: int, K: int) -> None:
-    if b.rank > 0:
-        b.recv("X", b.rank, slot, b.rank - 1)
-    if b.rank < K - 1:
-        b.recv("p", b.rank + 1, slot, b.rank + 1)
+    if b.stage > 0:
+        b.recv("X", b.stage, slot, b.stage - 1)
+    if b.stage < K - 1:
+        b.recv("p", b.stage + 1, slot, b.stage + 1)
 
 
 def forward(b: Builder, slot: int, K: int, *, reads: Sequence[tuple[str, int]] = (), makes: str = "graph") -> None:
     """`reads`: what it needs besides X. `makes`: what is left of it on this rank."""
-    r = b.rank
+    r = b.stage
     if r > 0:
         b.wait("X", r, slot)
     reads = [*([("X", r)] if r > 0 else []), *reads]
@@ -45,7 +45,7 @@ def forward(b: Builder, slot: int, K: int, *, reads: Sequence[tuple[str, int]] =
 
 
 def backward(b: Builder, slot: int, K: int, *, reads: Sequence[tuple[str, int]] = ()) -> None:
-    r = b.rank
+    r = b.stage
     reads = [("graph", r), *([("X", r)] if r > 0 else []), *reads]
     if r < K - 1:
         b.wait("p", r + 1, slot)

@@ -1,4 +1,5 @@
-"""`gpipe`, `1f1b` and `zb` (zero bubble, ZB1P): exact pipelines, in the order that torch's own schedules have.
+"""`gpipe`, `1f1b` and `zb` (zero bubble, ZB1P): exact pipelines, in the order that torch's own schedules have; and
+those with two stages a rank, `interleaved`, `interleaved-zb`, `zbv` (ZB-V) and `dualpipev` (DualPipe-V).
 
 Each step's micro-batches follow each other through the stages, and their gradients add up to those of plain training
 on the same micro-batches, in the same order. They differ in when a rank turns from forwards to backwards, so in
@@ -10,6 +11,7 @@ steps are not those of training on whole batches.
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 from torch import nn
@@ -24,24 +26,28 @@ from lpcompile.runtime.methods import bp
 
 def schedule(method: Method, plan: Plan, options: ScheduleOptions) -> Schedule:
     """The order with its messages. A receive is posted one micro-batch ahead of its use (three where a rank may be
-    further ahead of its neighbour than torch's orders let it be), so that no send waits for its receiver."""
+    further ahead of its neighbour than torch's orders let it be, K in an interleaved order, where messages come round
+    from the last rank to the first), so that no send waits for its receiver."""
     K, M = plan.K, options.micro
-    lines = order(method, K, M)
-    early = 1 if method.torch_schedule else 3
+    lines = order(method, plan.world, M)
+    early = 3 if method.own_order else plan.world if plan.ranks and not method.folded else 1
 
     def write(b: Builder) -> None:
-        for slot in range(early):
+        own = sorted({stage for _, _, stage in lines[b.rank]})
+        for slot, stage in product(range(early), own):
+            b.stage = stage
             post_X(b, slot, M)
             post_p(b, slot, K, M)
-        for kind, slot in lines[b.rank]:
+        for kind, slot, stage in lines[b.rank]:
+            b.stage = stage
             if kind == FORWARD:
                 post_X(b, slot + early, M)
                 bp.forward(b, slot, K)
-            elif kind == INPUT and b.rank > 0:
+            elif kind == INPUT and b.stage > 0:
                 post_p(b, slot + early, K, M)
                 backward_input(b, slot, K)
-            elif kind == WEIGHT and b.rank > 0:
-                b.do("backward_weight", slot, reads=needed(b.rank, K))
+            elif kind == WEIGHT and b.stage > 0:
+                b.do("backward_weight", slot, reads=needed(b.stage, K))
             elif kind != INPUT:  # the first stage has no input gradients: its weights' are all of its backward
                 post_p(b, slot + early, K, M)
                 bp.backward(b, slot, K)
@@ -51,17 +57,17 @@ def schedule(method: Method, plan: Plan, options: ScheduleOptions) -> Schedule:
 
 
 def post_X(b: Builder, slot: int, M: int) -> None:
-    if b.rank > 0 and slot < M:
-        b.recv("X", b.rank, slot, b.rank - 1)
+    if b.stage > 0 and slot < M:
+        b.recv("X", b.stage, slot, b.stage - 1)
 
 
 def post_p(b: Builder, slot: int, K: int, M: int) -> None:
-    if b.rank < K - 1 and slot < M:
-        b.recv("p", b.rank + 1, slot, b.rank + 1)
+    if b.stage < K - 1 and slot < M:
+        b.recv("p", b.stage + 1, slot, b.stage + 1)
 
 
 def backward_input(b: Builder, slot: int, K: int) -> None:
-    r = b.rank
+    r = b.stage
     if r < K - 1:
         b.wait("p", r + 1, slot)
     b.do("backward_input", slot, reads=needed(r, K), writes=[("p", r)])
@@ -121,6 +127,10 @@ def weight_gradients_fill(K: int, micro: int) -> float:
     return 1 / micro / 3
 
 
+def whole_rounds(K: int, micro: int) -> bool:
+    return K == 1 or micro % max(1, micro // K) == 0
+
+
 GPIPE = pipeline("gpipe", "exact pipeline: all forwards, then all backwards", "ScheduleGPipe", table_1="✓××××✓×")
 ONE_F_ONE_B = pipeline(
     "1f1b",
@@ -135,4 +145,40 @@ ZERO_BUBBLE = pipeline(
     accepts_micro=lambda K, micro: micro % max(1, micro // K) == 0,  # whole rounds
     bubble=weight_gradients_fill,
     splits_backward=True,
+)
+INTERLEAVED = pipeline(
+    "interleaved",
+    "exact pipeline: `1f1b` with two stages a rank, in half of its bubble",
+    "ScheduleInterleaved1F1B",
+    accepts_micro=whole_rounds,
+    bubble=lambda K, micro: 1 / micro / 2,
+    chunks=2,
+)
+INTERLEAVED_ZERO_BUBBLE = pipeline(
+    "interleaved-zb",
+    "exact pipeline: the same, weight gradients computed apart",
+    "ScheduleInterleavedZeroBubble",
+    accepts_micro=whole_rounds,
+    bubble=lambda K, micro: 1 / micro / 6,
+    splits_backward=True,
+    chunks=2,
+)
+ZBV = pipeline(
+    "zbv",
+    "exact pipeline: two stages a rank in a V, weight gradients computed apart (ZB-V)",
+    "ScheduleZBVZeroBubble",
+    bubble=lambda K, micro: 0.0,
+    splits_backward=True,
+    chunks=2,
+    folded=True,
+)
+DUAL_PIPE_V = pipeline(
+    "dualpipev",
+    "exact pipeline: two stages a rank in a V, forwards beside backwards of others (DualPipe-V)",
+    "ScheduleDualPipeV",
+    accepts_micro=lambda K, micro: micro >= 2 * K or K == 1,
+    bubble=lambda K, micro: 1 / micro / 3,
+    splits_backward=True,
+    chunks=2,
+    folded=True,
 )

@@ -55,7 +55,7 @@ def pipeline_step(b: Builder, K: int, options: ScheduleOptions, after_forward: B
 
     post_next(0)
     post_p(b, 0, K, M)
-    for kind, slot in order(ONE_F_ONE_B if M >= K else GPIPE, K, M)[b.rank]:
+    for kind, slot, _ in order(ONE_F_ONE_B if M >= K else GPIPE, K, M)[b.rank]:
         if kind == FORWARD:
             post_next(slot + 1)
             bp.forward(b, slot, K)

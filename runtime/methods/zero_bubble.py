@@ -33,7 +33,7 @@ class _Line:
         self.rank, self.M = rank, M
         self.most_alive, self.most_waiting = 2 * (K - rank) - 1, 2 * rank + 2
         self.forwards, self.backwards, self.weights = 0, 0, 0 if rank else M
-        self.actions: list[tuple[str, int]] = []
+        self.actions: list[tuple[str, int, int]] = []
         self.free = 0
 
     @property
@@ -52,7 +52,7 @@ class _Line:
 
     def act(self, kind: str, now: int) -> None:
         count = {FORWARD: self.forwards, WEIGHT: self.weights}.get(kind, self.backwards)
-        self.actions.append((kind, count))
+        self.actions.append((kind, count, self.rank))
         self.forwards += kind == FORWARD
         self.weights += kind == WEIGHT
         self.backwards += kind in (INPUT, BACKWARD)

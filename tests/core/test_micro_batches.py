@@ -31,7 +31,7 @@ def checked_micro(method, *given, **named):
 
 
 def words(line):
-    return " ".join(f"{kind}{slot}" for kind, slot in line)
+    return " ".join(f"{kind}{slot}" for kind, slot, _ in line)
 
 
 def test_orders_are_torchs_own():

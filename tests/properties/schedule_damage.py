@@ -78,6 +78,10 @@ DAMAGE |= {
 }
 
 
+def channel(schedule, item):
+    return item.peer, item.ref.kind, schedule.lane(item.boundary)
+
+
 @damage
 def swap_receives(draw, schedule):
     """Two receives of one channel in the other order."""
@@ -86,7 +90,7 @@ def swap_receives(draw, schedule):
     same = [
         j
         for j, item in enumerate(items)
-        if j != i and item.op == "recv" and (item.peer, item.ref.kind) == (items[i].peer, items[i].ref.kind)
+        if j != i and item.op == "recv" and channel(schedule, item) == channel(schedule, items[i])
     ]
     assume(same)
     j = draw(st.sampled_from(same))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
@@ -15,14 +14,9 @@ from lpcompile.core.verify import verify
 from lpcompile.errors import ScheduleError
 from lpcompile.runtime.methods import HELPERS, METHODS, ScheduleOptions
 from tests.properties.schedule_damage import DAMAGE, REPLAYED, with_rank, without
+from tests.runtime.small import bare_plan
 
 ALL = {**METHODS, **HELPERS}
-
-
-def plan(hosts):
-    """As much of a plan as a schedule depends on."""
-    boundaries = tuple(SimpleNamespace(index=k, aux_rank=host) for k, host in enumerate(hosts, start=1))
-    return SimpleNamespace(K=len(hosts) + 1, boundaries=boundaries)
 
 
 @st.composite
@@ -40,14 +34,16 @@ def schedules(draw, methods=tuple(ALL), least=1, micro=5):
         tied=draw(st.booleans()),
         norm=draw(st.booleans()),
     )
-    return ALL[method].schedule(plan(hosts), options)
+    return ALL[method].schedule(bare_plan(K, method, hosts), options)
 
 
 def runnable(method, K, micro):
-    """Torch's 1F1B wants a micro-batch for each stage, its zero bubble whole rounds of them."""
+    """Torch's 1F1B wants a micro-batch for each stage, its zero bubble and interleaved orders whole rounds of them."""
     if method == "1f1b":
         return K - 1 + micro
-    return K * (micro // K) if method == "zb" and micro > K else micro
+    if method == "dualpipev":
+        return 2 * K - 1 + micro
+    return K * (micro // K) if method in ("zb", "interleaved", "interleaved-zb") and micro > K else micro
 
 
 class Play:
@@ -171,7 +167,7 @@ def test_what_the_verifier_accepts_after_a_move_still_runs_to_its_end(data):
 
 
 def test_two_ranks_that_wait_for_each_other_are_refused():
-    schedule = METHODS["bp"].schedule(plan([0]), ScheduleOptions())
+    schedule = METHODS["bp"].schedule(bare_plan(2, "bp", [0]), ScheduleOptions())
     first, second = (list(items) for items in schedule.ranks)
     # rank 0 wants p before it sends X, rank 1 needs X to make p
     wait = next(i for i in first if i.op == "wait")
@@ -196,13 +192,13 @@ def test_two_ranks_that_draw_before_they_offer_are_refused():
 
 
 def test_a_draw_of_what_nobody_offers_is_refused():
-    schedule = METHODS["dgl-async"].schedule(plan([0, 1]), ScheduleOptions())
+    schedule = METHODS["dgl-async"].schedule(bare_plan(3, "dgl-async", [0, 1]), ScheduleOptions())
     with pytest.raises(ScheduleError, match=r"rank 1, instruction 0 \(draw X1 from 0\): rank 0 has no offer for it"):
         verify(without(schedule, 0, "offer"))
 
 
 def test_errors_name_rank_and_instruction():
-    schedule = METHODS["penalty"].schedule(plan([0, 1]), ScheduleOptions())
+    schedule = METHODS["penalty"].schedule(bare_plan(3, "penalty", [0, 1]), ScheduleOptions())
     items = schedule.ranks[1]
     send = next(i for i, item in enumerate(items) if item.op == "send")
     broken = with_rank(schedule, 1, items[:send] + items[send + 1 :])

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import random
+from types import SimpleNamespace
 
 import torch
 from torch import nn
 
 import lpcompile
+from lpcompile.runtime.methods import HELPERS, METHODS
 
 
 class Block(nn.Module):
@@ -72,6 +74,15 @@ def compiled(model, K, x, hosts=None, **options):
         plan = dataclasses.replace(plan, boundaries=boundaries)
         program.__dict__["_lp_done"] = program._lp_done._replace(plan=plan)
     return program
+
+
+def bare_plan(K, method, hosts=None):
+    """As much of a plan on K ranks as a schedule depends on. hosts: of the AuxNets, by default none."""
+    ranks = {**METHODS, **HELPERS}[method].ranks(K)
+    stages = len(ranks) or K
+    hosts = [-1] * (stages - 1) if hosts is None or ranks else hosts
+    boundaries = tuple(SimpleNamespace(index=k, aux_rank=host) for k, host in enumerate(hosts, start=1))
+    return SimpleNamespace(K=stages, world=K, ranks=ranks, boundaries=boundaries)
 
 
 def linear_auxnets(K, width=6, dtype=torch.float64, norm=False, seed=5):

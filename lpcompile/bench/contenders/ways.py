@@ -35,7 +35,9 @@ from lpcompile.runtime.methods import CHOSEN, METHODS
 from lpcompile.training.measures import bytes_between_steps, bytes_of
 
 PLAIN, THREADS, LIMIT, DDP, FSDP = "plain", "threads", "limit", "ddp", "fsdp"
-TORCH = {f"torch-{m.name}": m.name for m in METHODS.values() if m.torch_schedule}  # torch's own engine, our cut
+TORCH = {
+    f"torch-{m.name}": m.name for m in METHODS.values() if m.torch_schedule and m.chunks == 1
+}  # torch's own engine, our cut
 PEERS = (PLAIN, THREADS, LIMIT, DDP, FSDP, *TORCH)
 CONTENDERS = (*PEERS, *METHODS)
 OVER_LINKS = (
@@ -131,7 +133,7 @@ class Ours(Contender):
         return found.get("recalibrated accuracy", found["accuracy"])
 
     def held(self) -> int:
-        return bytes_between_steps(self.trainer.workers[0])
+        return bytes_between_steps(self.trainer.workers)
 
 
 def base(name: str) -> str:
@@ -192,7 +194,7 @@ def make(name: str, spec: WorkSpec, plan: Plan | None) -> Contender:
         found.sent = round(3 * (world - 1) / world * size)  # gathered for forward and backward, scattered once
         return found
     assert plan is not None
-    program = parallelize(given.model, plan.K, plan=plan, example_inputs=given.batches[0][0], gate=False)
+    program = parallelize(given.model, plan.world, plan=plan, example_inputs=given.batches[0][0], gate=False)
     if name in TORCH:
         return Pipeline(given, program, TORCH[name], spec)
     return Ours(given, program, name, spec.compile, spec.transfer, slack)
@@ -239,11 +241,11 @@ def micro_choices(name: str, plan: Plan) -> list[int]:
     if method is None or not method.pipeline or not plan.batch_free or not plan.batch:
         return []
     found = []
-    for micro in (plan.K, 2 * plan.K, 4 * plan.K, 8 * plan.K):
+    for micro in (plan.world * n for n in (1, 2, 4, 8)):
         with contextlib.suppress(UsageError):
-            found.append(checked_micro(method, plan.K, plan.batch, micro))
+            found.append(checked_micro(method, plan.world, plan.batch, micro))
     if method.own_order is not None:  # also 2K-1, the fewest that leave no bubble; such parts need not be equal
-        own = method.micro_choices(BatchFacts(plan.K, plan.batch))
-        found = sorted({*found, *(micro for micro in own if micro >= plan.K)})
+        own = method.micro_choices(BatchFacts(plan.world, plan.batch))
+        found = sorted({*found, *(micro for micro in own if micro >= plan.world)})
     # a BatchNorm may refuse single samples, which are never the fastest
     return [micro for micro in found if plan.batch // micro > 1] or found[:1]

@@ -58,7 +58,7 @@ def print_plan(arguments: argparse.Namespace, plan: Plan, found: Outlook | None)
     if found is not None:
         show(outlook_text(plan, found), strong=(found.advice,))
     else:
-        show(f"nothing is simulated: {plan.method!r} has no schedule for K = {plan.K} and a batch of {plan.batch}")
+        show(f"nothing is simulated: {plan.method!r} has no schedule for K = {plan.world} and a batch of {plan.batch}")
 
 
 def expected(arguments: argparse.Namespace, plan: Plan) -> Outlook | None:

@@ -238,8 +238,7 @@ class Recorder(TorchFunctionMode):
             return self.draw_steps.as_tensor(func, args, kwargs)
         if name in operations.VALUE_READS:
             return self._read(func, name, args, kwargs)
-        if operations.reads_size(func, name):
-            self.reads_sizes = True
+        self.reads_sizes = self.reads_sizes or operations.reads_size(func, name)
         if any(type(a).__name__ == "ndarray" for a in (*args, *kwargs.values())):
             with _disable_current_modes():
                 return func(*args, **kwargs)  # a constant: it enters the graph where it is used

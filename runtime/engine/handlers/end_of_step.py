@@ -55,7 +55,7 @@ def norm(w: Worker, item: Instruction, slot: int) -> Iterator[None]:
 
 
 def step(w: Worker, item: Instruction, slot: int) -> Iterator[None]:
-    """Optimizers step. In one process a tied parameter is one tensor: other ranks wait until it has stepped."""
+    """Optimizers step. In one process a tied parameter is one tensor: other stages wait until it has stepped."""
     if w.apply:
         before = versions.now(w.updater.parameters)
         try:
@@ -66,9 +66,9 @@ def step(w: Worker, item: Instruction, slot: int) -> Iterator[None]:
             collapse.fail("stop", f"{collapse.place(w.step, w.rank, None)}: {what}", collapse.INFINITE)
         if w.ahead:
             versions.look_ahead(w, before)
-    if w.shared:
-        for name in w.tied:
-            yield from gather(w, f"stepped {name}", w.owners[name], torch.zeros(()))
+    for name in w.tied:
+        if len(owners := w.owners_here(name)) > 1:
+            yield from gather(w, f"stepped {name}", owners, torch.zeros(()))
 
 
 def name_of(w: Worker, parameter: nn.Parameter) -> str:

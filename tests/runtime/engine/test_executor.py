@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,6 +13,7 @@ from lpcompile.errors import ScheduleError
 from lpcompile.runtime.comm.transport import Local
 from lpcompile.runtime.engine.executor import prepare, run, take_turns
 from lpcompile.runtime.methods import METHODS, ScheduleOptions
+from tests.runtime.small import bare_plan
 
 
 class Fake:
@@ -56,10 +56,6 @@ def schedule(write, micro=1):
     return build("test", micro, [b])
 
 
-def plan_of(K):
-    return SimpleNamespace(K=K, boundaries=tuple(SimpleNamespace(index=k, aux_rank=-1) for k in range(1, K)))
-
-
 def test_a_tensor_is_freed_by_its_last_reader():
     def write(b):
         b.do("forward", writes=[("graph", 0), ("X", 1)])
@@ -92,13 +88,20 @@ def test_a_tensor_that_nobody_reads_is_freed_where_it_is_made():
 def test_no_tensor_is_missed_and_none_is_left_when_nothing_is_in_flight(method, micro):
     K, steps = 3, 3
     micro *= K if METHODS[method].pipeline else 1
-    found = METHODS[method].schedule(plan_of(K), ScheduleOptions(micro=micro, stash="all"))
-    workers, transport = [Fake(rank) for rank in range(K)], Local()
+    micro *= 2 if method == "dualpipev" else 1
+    plan, transport = bare_plan(K, method), Local()
+    found = METHODS[method].schedule(plan, ScheduleOptions(micro=micro, stash="all"))
+    teams = [[Fake(stage) for stage in found.stages_of(rank)] for rank in range(K)]
+    workers = [w for team in teams for w in team]
+    for team in teams:
+        for w in team:
+            w.values = team[0].values
     programs = [faked(prepare(found, rank)) for rank in range(K)]
     end = steps * micro
     for base in range(0, end + found.lag + micro, micro):
         high = min(base + micro, end)
-        take_turns(workers, [run(w, transport, programs[w.rank], 1, base, 0, high) for w in workers])
+        take_turns(teams, [run(team, transport, programs[team[0].rank], 1, base, 0, high) for team in teams])
+    assert len(workers) == plan.K
     for w in workers:
         assert not w.values and not transport.mail
         forwards = [slot for op, slot in w.done if op == "forward"]
@@ -112,16 +115,16 @@ def test_micro_batches_that_do_not_exist_are_skipped_and_the_step_is_not():
         b.do("step")
 
     program, w = faked(prepare(schedule(write), 0)), Fake()
-    list(run(w, Local(), program, 1, base=5, low=5, high=6))  # the first step after a flush
+    list(run([w], Local(), program, 1, base=5, low=5, high=6))  # the first step after a flush
     assert w.done == [("forward", 5), ("step", 5)]
-    list(run(w, Local(), program, 1, base=6, low=5, high=6))  # while flushing: nothing new comes
+    list(run([w], Local(), program, 1, base=6, low=5, high=6))  # while flushing: nothing new comes
     assert w.done[2:] == [("backward", 5), ("step", 6)] and not w.values
 
 
 def test_a_trace_has_each_instruction_with_its_rank_and_step():
     w = Fake(trace=[])
     w.step = 4
-    list(run(w, Local(), faked(prepare(schedule(lambda b: b.do("forward")), 0)), 1, 0, 0, 1))
+    list(run([w], Local(), faked(prepare(schedule(lambda b: b.do("forward")), 0)), 1, 0, 0, 1))
     assert w.trace == [("forward", 0, 4, 1.5, 1.5)]
 
 
@@ -134,7 +137,8 @@ def test_messages_are_counted_in_bytes():
     c.do("backward", reads=[("X", 1)])
     found, workers = build("test", 1, [b, c]), [Fake(0), Fake(1)]
     transport = Local()
-    take_turns(workers, [run(w, transport, faked(prepare(found, w.rank)), 1, 0, 0, 1) for w in workers])
+    teams = [[w] for w in workers]
+    take_turns(teams, [run(team, transport, faked(prepare(found, r)), 1, 0, 0, 1) for r, team in enumerate(teams)])
     assert [w.sent for w in workers] == [8, 0] and workers[1].done == [("backward", 0)]
 
 
@@ -144,7 +148,7 @@ def test_ranks_that_wait_for_each_other_are_named():
             yield
 
     with pytest.raises(ScheduleError, match="ranks 0, 1 wait for each other; the schedule was not verified"):
-        take_turns([Fake(0), Fake(1)], [forever(), forever()])
+        take_turns([[Fake(0)], [Fake(1)]], [forever(), forever()])
 
 
 @pytest.mark.skipif(not hasattr(Exception, "add_note"), reason="notes are from Python 3.11 on")
@@ -154,5 +158,5 @@ def test_an_error_says_in_which_instruction_of_which_rank():
 
     ops = tuple(replace(op, handler=fail) for op in prepare(schedule(lambda b: b.do("forward")), 0))
     with pytest.raises(ValueError) as raised:
-        list(run(Fake(), Local(), ops, 1, 0, 0, 1))
+        list(run([Fake()], Local(), ops, 1, 0, 0, 1))
     assert raised.value.__notes__ == ["in step 0 on rank 0, instruction 'forward'"]

@@ -16,7 +16,7 @@ from tests.simulate.even_plan import IDEAL, even_plan
 
 
 def text(line):
-    return " ".join(f"{kind}{slot}" for kind, slot in line)
+    return " ".join(f"{kind}{slot}" for kind, slot, _ in line)
 
 
 def test_the_order_is_the_one_in_the_docstring():
@@ -30,7 +30,7 @@ def test_the_order_is_the_one_in_the_docstring():
 def test_every_micro_batch_runs_once_and_the_schedule_is_sound(K, M):
     for rank, line in enumerate(run_on(K, M)):
         kinds = ("F", "I", "W") if rank else ("F", "B")
-        assert Counter(line) == Counter((kind, slot) for kind in kinds for slot in range(M))
+        assert Counter(line) == Counter((kind, slot, rank) for kind in kinds for slot in range(M))
     schedule = get_method("zbh2").schedule(even_plan(K, method="bp"), ScheduleOptions(micro=M))
     verify(schedule)
     assert staleness(schedule) == (0,) * K
@@ -40,7 +40,7 @@ def test_every_micro_batch_runs_once_and_the_schedule_is_sound(K, M):
 def test_memory_does_not_grow_with_the_number_of_micro_batches(K):
     for rank, line in enumerate(run_on(K, 8 * K)):
         alive = most = 0
-        for kind, _ in line:
+        for kind, _, _ in line:
             alive += (kind == "F") - (kind in ("W", "B"))
             most = max(most, alive)
         assert most <= 2 * (K - rank) - 1 + 2 * rank + 3

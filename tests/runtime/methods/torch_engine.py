@@ -70,7 +70,9 @@ def gradients(rank, K):
         own = [inputs[i] for i in program.stages[rank]._lp_io[True].inputs]
         given = dict(zip(program.plan.stages[rank].inputs, own, strict=True))
         first, later = (own, {}) if rank == 0 else ((), given)
-        for method, name in ((m.name, m.torch_schedule) for m in METHODS.values() if m.torch_schedule):
+        for method, name in (
+            (m.name, m.torch_schedule) for m in METHODS.values() if m.torch_schedule and m.chunks == 1
+        ):
             stage = PipelineStage(program.stages[rank], rank, K, torch.device("cpu"))
             engine = getattr(schedules, name)([stage] if method == "zb" else stage, MICRO, loss_fn=F.cross_entropy)
             engine.step(*first, target=y if rank == K - 1 else None, **later)
