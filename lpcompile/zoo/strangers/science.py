@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 import torch
+from torch import nn
 
 from lpcompile.zoo.entry import floats, generator
 from lpcompile.zoo.strangers.table import Row, graph, table_row
@@ -53,13 +55,33 @@ _TABLES = [
 _GRAPHS = [
     Row(name, f"torch_geometric.nn.models:{name}", graph, {"in_channels": 8, "hidden_channels": 16,
         "num_layers": 6, "out_channels": 4})
-    for name in ("GCN", "GraphSAGE", "GIN", "GAT")
+    for name in ("GCN", "GraphSAGE", "GIN", "GAT", "EdgeCNN")
+] + [
+    Row("pooled", "lpcompile.zoo.strangers.science:PooledGraphs", lambda batch: (
+        (*graph(batch)[0], torch.arange(9) // 3), {}), builds="torch_geometric"),
 ]  # fmt: skip
 
 _OPERATORS = [
     Row("fno", "neuralop.models:FNO", floats(1, 16, 16), {"n_modes": (4, 4), "hidden_channels": 8, "in_channels": 1,
         "out_channels": 1, "n_layers": 6}),
 ]  # fmt: skip
+
+
+class PooledGraphs(nn.Module):
+    """It classifies each graph of a batch by the mean of its nodes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        graphs: Any = importlib.import_module("torch_geometric.nn")
+        self.lift, self.pool, self.head = nn.Linear(8, 16), graphs.MeanAggregation(), nn.Linear(16, 3)
+        self.layers = nn.ModuleList(graphs.TransformerConv(16, 16) for _ in range(6))
+
+    def forward(self, x: torch.Tensor, edges: torch.Tensor, batch: torch.Tensor) -> torch.Tensor:
+        x = self.lift(x)
+        for layer in self.layers:
+            x = x + layer(x, edges).relu()
+        found: torch.Tensor = self.head(self.pool(x, batch))
+        return found
 
 
 def gaussian_diffusion(size: int) -> Any:

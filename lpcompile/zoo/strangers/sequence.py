@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from lpcompile.zoo.entry import floats
+import torch
+
+from lpcompile.zoo.entry import Inputs, floats, generator
 from lpcompile.zoo.strangers.table import Row, ids
 
 _TEXT = ids(32)
@@ -41,6 +43,12 @@ _X_TRANSFORMERS = [
     _x("layer_dropout", layer_dropout=0.1),
 ]
 
+
+def _series(batch: int) -> Inputs:
+    """A time series of small numbers: a fresh iTransformer gives them back a thousand times as large."""
+    return (0.001 * torch.randn(batch, 32, 8, generator=generator()),), {}
+
+
 _LM = {"num_tokens": 64, "dim": 64, "depth": 6, "max_seq_len": 32, "heads": 4}
 ROWS = [
     *_X_TRANSFORMERS,
@@ -53,6 +61,8 @@ ROWS = [
     Row("lm", "linear_attention_transformer:LinearAttentionTransformerLM", _TEXT, {**_LM, "causal": False}),
     Row("lm", "sinkhorn_transformer:SinkhornTransformerLM", _TEXT, {**_LM, "bucket_size": 8, "causal": False}),
     Row("lm", "routing_transformer:RoutingTransformerLM", _TEXT, {**_LM, "window_size": 8, "causal": False}),
+    Row("i_transformer", "iTransformer:iTransformer", _series, {"num_variates": 8, "lookback_len": 32, "dim": 64,
+        "depth": 6, "heads": 4, "dim_head": 16, "pred_length": (4, 8), "use_reversible_instance_norm": True}),
     Row("nystrom", "nystrom_attention:Nystromformer", floats(32, 64), {"dim": 64, "depth": 6, "heads": 4,
         "dim_head": 16, "num_landmarks": 8}),
     Row("lm", "g_mlp_pytorch:gMLP", _TEXT, {"num_tokens": 64, "dim": 64, "depth": 6, "seq_len": 32}),

@@ -36,6 +36,8 @@ _VIT_PYTORCH = [
     _vit("registers", "simple_vit_with_register_tokens:SimpleViT", num_register_tokens=4),
     _vit("hyper_connections", "simple_vit_with_hyper_connections:SimpleViT", num_residual_streams=2),
     _vit("value_residual", "simple_vit_with_value_residual:SimpleViT"),
+    _vit("na_vit", "na_vit:NaViT", lambda batch: (([[images(1, 64)[0], images(1, 64)[0, :, :32]],
+         [images(1, 64)[0, :, :, :32]]],), {})),
     _vit("fft", "simple_vit_with_fft:SimpleViT", freq_patch_size=16),
     _vit("learnable_memory", "learnable_memory_vit:ViT"),
     _vit("vit_3d", "vit_3d:ViT", _VIDEO, image_size=32, patch_size=8, image_patch_size=8, frames=8,
@@ -122,6 +124,8 @@ _OTHERS = [
     Row("timesformer", "timesformer_pytorch:TimeSformer", lambda batch: (
         (torch.randn(batch, 4, 3, 32, 32, generator=generator()),), {}), {"dim": 64, "image_size": 32,
         "patch_size": 8, "num_frames": 4, "num_classes": 10, "depth": 6, "heads": 4, "dim_head": 16}),
+    Row("axial", "axial_attention:AxialImageTransformer", floats(32, 16, 16), {"dim": 32, "depth": 6, "heads": 4,
+        "dim_index": 1, "axial_pos_emb_shape": (16, 16), "reversible": False}),
     Row("uformer", "uformer_pytorch:Uformer", _SMALL, {"dim": 16, "stages": 3, "num_blocks": 2, "window_size": 8,
         "dim_head": 8, "heads": 2, "ff_mult": 2}),
     Row("unet", "denoising_diffusion_pytorch:Unet", with_steps(3, 32), {"dim": 16, "dim_mults": (1, 2, 4),

@@ -22,6 +22,11 @@ from lpcompile.passes.capture.record.values import may_hold, nodes_in, source_li
 from lpcompile.passes.graph.calls import Autocast, NoGrad, as_recorded, call_method, call_module, read_attribute
 from lpcompile.passes.graph.tree import SCALARS, flatten
 
+REVERSIBLE = (
+    "an autograd function runs its layers, and its backward rebuilds their activations from the last one, which a cut "
+    "would not hand down; without that (reversible=False or alike, where the model has it) it can be cut"
+)
+
 
 class GraphWriter:
     """Appends to `graph`; knows which node each tensor is the value of.
@@ -205,4 +210,6 @@ class GraphWriter:
             return value.item()
         if isinstance(value, (*SCALARS, type(Ellipsis), torch.memory_format, enum.Enum)):
             return value
+        if isinstance(value, nn.Module):
+            raise self.trail.refuse(REVERSIBLE)
         raise self.trail.refuse(f"a {type(value).__name__} object is passed on as an argument")

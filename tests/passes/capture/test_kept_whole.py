@@ -233,3 +233,42 @@ def test_a_whole_module_gives_other_shapes_in_evaluation():
     assert program.plan.gate == "bitwise"
     assert any(note.startswith("router is kept whole") for note in program.plan.notes)
     assert model.training and program.eval()(x).shape == (8, 4)
+
+
+class RunsAll(torch.autograd.Function):
+    """A reversible stack: one function runs all layers, forward and backward."""
+
+    @staticmethod
+    def forward(ctx, x, layers):
+        ctx.layers = layers
+        ctx.save_for_backward(x)
+        with torch.no_grad():
+            for layer in layers:
+                x = layer(x)
+        return x
+
+    @staticmethod
+    def backward(ctx, gradient):
+        with torch.enable_grad():
+            start = out = ctx.saved_tensors[0].detach().requires_grad_()
+            for layer in ctx.layers:
+                out = layer(out)
+            out.backward(gradient)
+        return start.grad, None
+
+
+class ReversibleStack(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(4))
+
+    def forward(self, x):
+        return RunsAll.apply(x, self.layers)
+
+
+def test_a_reversible_stack_stays_whole_and_the_plan_says_why():
+    model = nn.Sequential(nn.Linear(4, 4), ReversibleStack(), nn.Linear(4, 4))
+    program = lpcompile.parallelize(model, 3, example_inputs=torch.randn(2, 4), cost="flops", method="bp")
+    assert program.plan.imbalance > 1.5
+    assert "because 1 is 64% of the work and stays in one piece" in program.plan.notes[-1]
+    assert "an autograd function runs its layers" in program.plan.notes[-1]
