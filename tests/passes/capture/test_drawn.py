@@ -13,10 +13,10 @@ import lpcompile
 from lpcompile.errors import CaptureError, InputError
 from lpcompile.passes.graph.drawn_calls import as_drawn
 from lpcompile.zoo.check import differences
-from lpcompile.zoo.strangers.drawn import MODELS, Draws
+from lpcompile.zoo.user_draws import KINDS, Draws
 
 
-@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_what_is_drawn_leaves_four_even_stages(kind, tmp_path):
     torch.manual_seed(0)
     model, inputs = kind(), ((torch.randn(4, 16),), {})
@@ -32,7 +32,7 @@ def test_what_is_drawn_leaves_four_even_stages(kind, tmp_path):
 
 
 def test_generators_stand_after_a_call_where_the_models_do():
-    model, x = MODELS[-1](), torch.randn(4, 16)
+    model, x = KINDS[-1](), torch.randn(4, 16)
     program = lpcompile.parallelize(model, 2, example_inputs=x, cost="flops")
     after = []
     for call in (model, program):
