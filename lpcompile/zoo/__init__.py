@@ -6,7 +6,7 @@
 
 Five suites: `torchvision` (every classification model: `vision`), `timm` (every family: `timm_families`), `hf` (tiny
 configurations of transformers: `language`, from `hf_text`, `hf_decoders` and `hf_media`), `user` (modules as people
-write them: `user_models`, from `user_forms`, `user_layers`, `user_state` and `user_draws`) and
+write them: `user_models`, from `user_forms`, `user_layers` and `user_state`) and
 `strangers` (libraries that the compiler was not tuned for, which the extra `zoo` installs).
 Listing imports none of those packages; building an entry does. `check` compares one model with eager execution, with
 `aux_check` and `emit_check` for AuxNets and emitted code; `run` is the command.

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from torch import nn
 
-from lpcompile.zoo import user_draws, user_forms, user_layers, user_state
+from lpcompile.zoo import user_forms, user_layers, user_state
 from lpcompile.zoo.entry import InputMaker, ZooEntry
+from lpcompile.zoo.strangers import drawn
 
 
 def _entry(model: type[nn.Module], inputs: InputMaker) -> ZooEntry:
@@ -13,4 +14,4 @@ def _entry(model: type[nn.Module], inputs: InputMaker) -> ZooEntry:
 
 
 def entries() -> list[ZooEntry]:
-    return [_entry(*row) for row in (*user_forms.MODELS, *user_state.MODELS, *user_layers.MODELS, *user_draws.MODELS)]
+    return [_entry(*row) for row in (*user_forms.MODELS, *user_state.MODELS, *user_layers.MODELS, *drawn.MODELS)]

@@ -4,7 +4,8 @@
 
 `table` says what a row is, `vision`, `sequence` and `science` hold the rows, `repositories` has a few models as people
 write them, and `check` is the check, which asks more than that of the other suites. A library that is not installed is
-reported as such. Imports `zoo.entry`; `check` also the compiler and the other checks of the zoo.
+reported as such. `drawn` has models of the suite `user`, which draw by numpy and Python. Imports `zoo.entry`; `check`
+also the compiler and the other checks of the zoo.
 """
 
 from __future__ import annotations

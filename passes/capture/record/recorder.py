@@ -22,8 +22,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from lpcompile.passes.capture.record import draws, input_reads
 from lpcompile.passes.capture.record.caches import refuse_closed
-from lpcompile.passes.capture.record.draw_steps import DrawSteps
-from lpcompile.passes.capture.record.drawn import holds_drawn
+from lpcompile.passes.capture.record.drawn import DrawSteps, holds_drawn
 from lpcompile.passes.capture.record.graph_writer import GraphWriter
 from lpcompile.passes.capture.record.leaves import is_leaf
 from lpcompile.passes.capture.record.observer import Observation, Observer, storage_key

@@ -13,7 +13,7 @@ import lpcompile
 from lpcompile.errors import CaptureError, InputError
 from lpcompile.passes.graph.drawn_calls import as_drawn
 from lpcompile.zoo.check import differences
-from lpcompile.zoo.user_draws import KINDS, Draws
+from lpcompile.zoo.strangers.drawn import KINDS, Draws
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -11,7 +11,7 @@ from torch import nn
 import lpcompile
 from lpcompile.errors import CaptureError
 from lpcompile.zoo.check import differences
-from lpcompile.zoo.user_draws import Draws
+from lpcompile.zoo.strangers.drawn import Draws
 
 
 class Functions(Draws):
