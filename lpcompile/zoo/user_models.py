@@ -6,6 +6,7 @@ from torch import nn
 
 from lpcompile.zoo import user_forms, user_layers, user_state
 from lpcompile.zoo.entry import InputMaker, ZooEntry
+from lpcompile.zoo.strangers import drawn
 
 
 def _entry(model: type[nn.Module], inputs: InputMaker) -> ZooEntry:
@@ -13,4 +14,4 @@ def _entry(model: type[nn.Module], inputs: InputMaker) -> ZooEntry:
 
 
 def entries() -> list[ZooEntry]:
-    return [_entry(*row) for row in (*user_forms.MODELS, *user_state.MODELS, *user_layers.MODELS)]
+    return [_entry(*row) for row in (*user_forms.MODELS, *user_state.MODELS, *user_layers.MODELS, *drawn.MODELS)]

@@ -21,6 +21,7 @@ from lpcompile.passes.capture.record.input_reads import check_first
 from lpcompile.passes.capture.record.recorder import Recorder
 from lpcompile.passes.capture.record.refusal import Unrecordable
 from lpcompile.passes.capture.record.shadow import Shadow, fake_tensor
+from lpcompile.passes.capture.recording import BRANCHES, MIXED, PYTHONS, Again, Outcome, Recording
 from lpcompile.passes.capture.signature import Rebuild, Signature
 from lpcompile.passes.capture.switched_graph import SwitchWriter
 from lpcompile.passes.capture.switches import Branches, NotASwitch, blocks
@@ -31,38 +32,6 @@ from lpcompile.passes.graph.tree import Tree
 from lpcompile.passes.graph.untouched import python_rng_state, untouched
 
 CheckCall = Callable[[int, fx.Node], None]
-BRANCHES = "the branches that follow are more than parts that run or not, or one of two"
-PYTHONS = "forward draws from Python's or numpy's random generator"
-MIXED = 4  # recordings with outcomes at random, where both do something
-
-
-class Again(Exception):
-    """Record once more, the same way."""
-
-
-@dataclass(frozen=True)
-class Recording:
-    graph: fx.Graph
-    tree: Tree
-    constants: dict[str, torch.Tensor]
-    reads_training: bool = True  # whether evaluation may be another graph
-    reads_sizes: bool = True  # whether another batch may be another graph in ways that two sizes do not show
-    calls: tuple[fx.Node, ...] = ()  # all calls as they were recorded; those without effect are erased
-
-
-@dataclass(frozen=True)
-class Outcome:
-    recorder: Recorder
-    tree: Tree
-    branches: Branches
-
-    @property
-    def graph(self) -> fx.Graph:
-        return self.recorder.graph
-
-    @property
-    def drawn(self) -> tuple[fx.Graph, Branches]:
-        return self.graph, self.branches
 
 
 @dataclass

@@ -8,9 +8,10 @@ import torch
 from torch import fx
 
 from lpcompile.passes.capture import explain, graph_sizes
-from lpcompile.passes.capture.attempt import Attempt, CheckCall, Recording
+from lpcompile.passes.capture.attempt import Attempt, CheckCall
 from lpcompile.passes.capture.record import input_reads
 from lpcompile.passes.capture.record.refusal import Unrecordable
+from lpcompile.passes.capture.recording import Recording
 from lpcompile.passes.capture.signature import Rebuild
 from lpcompile.passes.graph.batch import (
     Different,

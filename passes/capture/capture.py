@@ -21,12 +21,13 @@ from torch import nn
 
 from lpcompile.errors import CaptureError, UsageError
 from lpcompile.passes.capture import explain
-from lpcompile.passes.capture.attempt import Again, Attempt, Recording
+from lpcompile.passes.capture.attempt import Attempt
 from lpcompile.passes.capture.attribute_guard import AttributeGuard
 from lpcompile.passes.capture.batch_freedom import Freed, free_batch, tie
 from lpcompile.passes.capture.captured import Captured, CaptureInfo
 from lpcompile.passes.capture.record import input_reads
 from lpcompile.passes.capture.record.refusal import Unrecordable
+from lpcompile.passes.capture.recording import Again, Recording
 from lpcompile.passes.capture.signature import Rebuild, Signature, example_call, make_signature, rebuilder
 from lpcompile.passes.graph.batch import Different, batch_size, follow_batch, follow_device, resized, same_graph
 from lpcompile.passes.graph.untouched import untouched

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import random
-from functools import partial
 from typing import Any
 
 import numpy
 import torch
 from torch import Tensor, nn
 
-from lpcompile.zoo.entry import ZooEntry, floats
+from lpcompile.zoo.entry import InputMaker, floats
 
 
 class Block(nn.Module):
@@ -133,21 +132,7 @@ class NoiseAndSkips(Draws):
         return x
 
 
-MODELS: list[type[Draws]] = [
-    MasksSpans,
-    MasksByNumpy,
-    Permutes,
-    EitherLayer,
-    ShakesOrDrops,
-    NoiseAndSkips,
-    SamplesFeatures,
-]
-
-
-def _make(kind: type[Draws]) -> Any:
-    return kind(), floats(16)
-
-
-def entries() -> list[ZooEntry]:
-    suite = "strangers"
-    return [ZooEntry(f"{suite}:repositories/{k.__name__}", suite, partial(_make, k)) for k in MODELS]
+KINDS: list[type[Draws]] = [
+    MasksSpans, MasksByNumpy, Permutes, EitherLayer, ShakesOrDrops, NoiseAndSkips, SamplesFeatures
+]  # fmt: skip
+MODELS: list[tuple[type[nn.Module], InputMaker]] = [(kind, floats(16)) for kind in KINDS]

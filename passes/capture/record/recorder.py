@@ -22,8 +22,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from lpcompile.passes.capture.record import draws, input_reads, operations
 from lpcompile.passes.capture.record.caches import refuse_closed
-from lpcompile.passes.capture.record.draw_steps import DrawSteps
-from lpcompile.passes.capture.record.drawn import holds_drawn
+from lpcompile.passes.capture.record.drawn import DrawSteps, holds_drawn
 from lpcompile.passes.capture.record.graph_writer import GraphWriter
 from lpcompile.passes.capture.record.known_results import known_results
 from lpcompile.passes.capture.record.leaves import is_leaf
@@ -118,7 +117,10 @@ class Recorder(TorchFunctionMode):
         self.trail.stack.append(path)
         generators = rng_state() if self.watch_random else None
         try:
+            chance = python_rng_state() if own else None
             out, seen = self.observe(lambda: self._call_whole(path, call, args, kwargs))
+            if own and (path in self.kept_whole or python_rng_state() != chance):
+                out = self._apart(out, (args, kwargs))
         finally:
             self.trail.stack.pop()
             if path in self._held:
@@ -135,6 +137,14 @@ class Recorder(TorchFunctionMode):
         if own:
             self.writer.bind_kept(path, module, node)
         return out
+
+    def _apart(self, out: Any, given: Any) -> Any:
+        """The result of a module that may hand on its input now and not in another call: a tensor of its own."""
+        tensors = {id(t) for t in flatten(given)[0]}
+        leaves, tree = flatten(out)
+        if not any(id(t) in tensors for t in leaves):
+            return out
+        return self.observe(lambda: tree.unflatten([t.view_as(t) if id(t) in tensors else t for t in leaves]))[0]
 
     def _refuse_set_from_outside(self, path: str, module: nn.Module) -> None:
         """A layer that stays whole replays what its forward does to its attributes, not what its caller does."""

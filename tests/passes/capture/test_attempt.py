@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
-from lpcompile.passes.capture.attempt import Again, Attempt, Recording
+from lpcompile.passes.capture.attempt import Attempt
 from lpcompile.passes.capture.record.refusal import Unrecordable
+from lpcompile.passes.capture.recording import Again, Recording
 from lpcompile.passes.capture.signature import make_signature, rebuilder
 
 
