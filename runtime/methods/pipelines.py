@@ -127,6 +127,12 @@ def weight_gradients_fill(K: int, micro: int) -> float:
     return 1 / micro / 3
 
 
+def unfilled(K: int, micro: int) -> float:
+    """Share of the other ranks' work that is waited for in ZB-H2 and ZB-V: none from 2K-1 micro-batches on."""
+    missing = max(0, 2 * K - 1 - micro)
+    return missing / (3 * micro * max(1, K - 1))
+
+
 def whole_rounds(K: int, micro: int) -> bool:
     return K == 1 or micro % max(1, micro // K) == 0
 
@@ -167,7 +173,7 @@ ZBV = pipeline(
     "zbv",
     "exact pipeline: two stages a rank in a V, weight gradients computed apart (ZB-V)",
     "ScheduleZBVZeroBubble",
-    bubble=lambda K, micro: 0.0,
+    bubble=unfilled,
     splits_backward=True,
     chunks=2,
     folded=True,
@@ -177,7 +183,7 @@ DUAL_PIPE_V = pipeline(
     "exact pipeline: two stages a rank in a V, forwards beside backwards of others (DualPipe-V)",
     "ScheduleDualPipeV",
     accepts_micro=lambda K, micro: micro >= 2 * K or K == 1,
-    bubble=lambda K, micro: 1 / micro / 3,
+    bubble=lambda K, micro: 1 / micro / 8,
     splits_backward=True,
     chunks=2,
     folded=True,

@@ -20,7 +20,7 @@ from functools import lru_cache
 
 from lpcompile.core.method import BatchFacts, Order
 from lpcompile.core.micro_batches import BACKWARD, FORWARD, INPUT, WEIGHT
-from lpcompile.runtime.methods.pipelines import pipeline
+from lpcompile.runtime.methods.pipelines import pipeline, unfilled
 
 NORM_SAMPLES = 16  # lower limit for the samples of a micro-batch where BatchNorm takes statistics over them
 MIN_SAMPLES = 2
@@ -102,12 +102,6 @@ def run_on_choices(facts: BatchFacts) -> tuple[int, ...]:
     batch = facts.batch or 2 * facts.K * NORM_SAMPLES
     most = min(2 * facts.K, batch // (NORM_SAMPLES if facts.norm else MIN_SAMPLES))
     return tuple(range(2, most + 1)) if most > 1 else (1,)
-
-
-def unfilled(K: int, micro: int) -> float:
-    """Share of the other ranks' work that is waited for: none from 2K-1 micro-batches on."""
-    missing = max(0, 2 * K - 1 - micro)
-    return missing / (3 * micro * max(1, K - 1))
 
 
 ZERO_BUBBLE_H2 = pipeline(

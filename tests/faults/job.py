@@ -24,6 +24,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from lpcompile.runtime.launch import board, launch
 from lpcompile.runtime.loop.loop import run
 from lpcompile.runtime.loop.options import LoopOptions
+from lpcompile.runtime.methods import METHODS
 from tests.runtime.small import any_auxnets, compiled, norm_mlp
 
 OPTIONS: dict[str, dict[str, Any]] = {"1f1b": {"micro": 4}, "zb": {"micro": 4}, "multiplier": {"micro": 2}}
@@ -63,7 +64,8 @@ def work(spec: Work) -> int:
     x, y = torch.randn(32, 6, generator=g), torch.randint(0, 3, (32,), generator=g)
     loader = DataLoader(TensorDataset(x, y, torch.arange(32)), 8, shuffle=True)
     with board.away(0, "compiling the model"):
-        program = compiled(norm_mlp(dropout=0.1), spec.K, x[:8])
+        planned = {"method": spec.method} if METHODS[spec.method].chunks > 1 else {}
+        program = compiled(norm_mlp(dropout=0.1), spec.K, x[:8], **planned)
     options = OPTIONS.get(spec.method, {})
     trainer = program.trainer(
         F.cross_entropy, optimizer=adam, method=spec.method, auxnets=any_auxnets(program, 0), **options

@@ -35,6 +35,8 @@ def accident(campaign, where, method, K, victim, signal, text, rank=1):
         ("local", "1f1b", "rank", "SIGTERM", "backward"),
         ("local", "zb", "launcher", "SIGKILL", "forward"),
         ("local", "gpipe", "server", "SIGKILL", "forward"),
+        ("torchrun", "zbv", "rank", "SIGKILL", "backward_input"),
+        ("torchrun", "interleaved", "rank", "SIGKILL", "forward"),
         ("torchrun", "multiplier", "rank", "SIGSTOP", "forward"),
         ("torchrun", "pipedream", "rank", "SIGKILL", "backward"),
         ("torchrun", "penalty-stored", "rank", "SIGINT", "send"),

@@ -65,6 +65,30 @@ def test_ranks_wait_less_than_with_one_stage_each(K):
     assert max(idle["zbv"], idle["interleaved-zb"]) < idle["zb"]
 
 
+@pytest.mark.parametrize("K", [2, 3, 4])
+@pytest.mark.parametrize("method", VIRTUAL)
+def test_the_plans_bubble_is_that_of_the_simulated_schedule(method, K):
+    """In micro-batches of the other ranks' work, where every stage takes as long."""
+    record = METHODS[method]
+    for micro in (m for m in (K, 2 * K, 4 * K) if record.accepts_micro(K, m)):
+        plan = even_plan(K, method, units=8 * K, batch=8 * micro)
+        found = simulate(plan, IDEAL, schedule=record.schedule(plan, ScheduleOptions(micro=micro)))
+        waited = (found.step / max(found.busy) - 1) / (K - 1)
+        assert micro * waited == pytest.approx(micro * record.bubble(K, micro), abs=0.06)
+
+
+def test_it_is_emitted_and_read_back(tmp_path):
+    (x, y), program = batches(1, 16)[0], compiled(mlp(depth=12), 2, batches(1, 16)[0][0], method="zbv")
+    program.emit(tmp_path / "build")
+    again = lpcompile.load(tmp_path / "build")
+    assert again.plan == program.plan and len(again.stages) == 4
+    assert Schedule.load(tmp_path / "build" / "schedule.json").stages_of(1) == (1, 2)
+    assert "--nproc-per-node 2 run.py" in (tmp_path / "build" / "README.md").read_text()
+    found = [p.trainer(F.cross_entropy, optimizer=sgd, micro=4) for p in (program, again)]
+    assert found[0].step(x, y)["loss"] == found[1].step(x, y)["loss"]
+    assert all(torch.equal(t, found[1].state_dict()[n]) for n, t in found[0].state_dict().items())
+
+
 def test_the_plan_counts_ranks_and_is_read_back(tmp_path):
     x, _ = batches(1, 16)[0]
     plan = compiled(mlp(depth=12), 2, x, method="zbv").plan
