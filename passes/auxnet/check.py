@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from lpcompile.core.stage_io import TensorSpec
 from lpcompile.passes.capture.record.shadow import fake_tensor
-from lpcompile.passes.graph.fake_norm import QuickNorms
+from lpcompile.passes.graph.fake_shapes import QuickNorms
 from lpcompile.passes.graph.flop_formulas import RECURRENT
 from lpcompile.passes.graph.module import TwoModeModule
 from lpcompile.passes.graph.untouched import attributes_kept

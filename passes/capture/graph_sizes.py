@@ -13,8 +13,9 @@ import torch
 from torch import fx
 
 from lpcompile.core.stage_io import TensorSpec
-from lpcompile.passes.capture.attempt import Attempt, Recording
+from lpcompile.passes.capture.attempt import Attempt
 from lpcompile.passes.capture.record.refusal import Unrecordable
+from lpcompile.passes.capture.recording import Recording
 from lpcompile.passes.capture.signature import Rebuild
 from lpcompile.passes.graph.batch import Affine, Different, batch_size, confirm, same_graph
 

@@ -1,7 +1,8 @@
 """Shapes of results on fake tensors, by formula, for operators that are in most models.
 
-torch runs Python code of its own for each new shape, which takes a millisecond or more for these operators: half of a
-first recording. A formula gives None where a call is unusual, and torch then computes (or refuses) it.
+torch runs Python code of its own for each new shape, which takes a millisecond or more for these operators (about twenty
+operators for a BatchNorm): half of a first recording. A formula gives None where a call is unusual, and torch then
+computes (or refuses) it.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 aten = torch.ops.aten
 
@@ -89,3 +91,33 @@ def _is_dense(x: Any) -> bool:
 def _are_floats(*tensors: Any) -> bool:
     """Whether all are fake, in single precision and on one CPU."""
     return all(type(t) is FakeTensor and t.dtype == torch.float32 and t.fake_device.type == "cpu" for t in tensors)
+
+
+NATIVE = torch.ops.aten.native_batch_norm.default
+Results = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+def quick_batch_norm(func: Any, args: Any) -> Results | None:
+    """The results of this call; None if it is not a BatchNorm, or an unusual one that torch may refuse."""
+    if func is not NATIVE or len(args) < 6 or not isinstance(args[0], FakeTensor) or args[0].dim() < 2:
+        return None
+    x, training = args[0], args[5]
+    channels = (x.shape[1],)
+    given = [t for t in args[1:5] if t is not None]
+    if x.dtype != torch.float32 or any(t.dtype != x.dtype or tuple(t.shape) != channels for t in given):
+        return None
+    if not training and (args[3] is None or args[4] is None):
+        return None
+    kept = channels if training or x.device.type != "cpu" else (0,)  # a CPU keeps no statistics in evaluation
+    return torch.empty_like(x), x.new_empty(kept), x.new_empty(kept)
+
+
+class QuickNorms(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """`quick_batch_norm` for all operators inside this mode."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        quick = quick_batch_norm(func, args)
+        return func(*args, **(kwargs or {})) if quick is None else quick

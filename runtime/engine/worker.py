@@ -50,10 +50,9 @@ class Net:
 
 
 class Worker:
-    """The state of one stage, and so of a rank; it knows nothing of the others. `rank` is the stage's number.
-
-    A rank with several stages (`Plan.ranks`) has a worker for each. They share `values`, so that one finds there what
-    another has made, and the first one, whose number is also the rank's, stands for the rank.
+    """The state of one stage; it knows nothing of the others. `rank` is the stage's number, mostly also the rank's. A
+    rank with several stages (`Plan.ranks`) has a worker for each. They share `values`: one finds there what another made.
+    The first one, with the rank's number, stands for the rank.
     """
 
     def __init__(

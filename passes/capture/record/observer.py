@@ -11,9 +11,9 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lpcompile.passes.capture.record.known_results import KnownResults
-from lpcompile.passes.graph.fake_norm import quick_batch_norm
+from lpcompile.passes.graph.fake_shapes import quick_batch_norm
 from lpcompile.passes.graph.flop_formulas import FORMULAS
+from lpcompile.passes.graph.known_results import KnownResults
 
 _DEVICE = torch.ops.prim.device.default
 

@@ -24,7 +24,6 @@ from lpcompile.passes.capture.record import draws, input_reads, operations
 from lpcompile.passes.capture.record.caches import refuse_closed
 from lpcompile.passes.capture.record.drawn import DrawSteps, holds_drawn
 from lpcompile.passes.capture.record.graph_writer import GraphWriter
-from lpcompile.passes.capture.record.known_results import known_results
 from lpcompile.passes.capture.record.leaves import is_leaf
 from lpcompile.passes.capture.record.observer import Observation, Observer, storage_key
 from lpcompile.passes.capture.record.patches import AutocastRegion, patched
@@ -34,6 +33,7 @@ from lpcompile.passes.capture.record.shadow import Shadow, with_fakes
 from lpcompile.passes.capture.record.values import holds_code, may_hold, numbers, stand_in
 from lpcompile.passes.capture.switches import MOST_READS, Branches, is_drawn
 from lpcompile.passes.graph.calls import Apply, Script, structure_of
+from lpcompile.passes.graph.known_results import known_results
 from lpcompile.passes.graph.mutation import Snapshot, changes, snapshot
 from lpcompile.passes.graph.own_generators import draws_seen
 from lpcompile.passes.graph.tree import Tree, flatten

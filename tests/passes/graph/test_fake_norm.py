@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from lpcompile.passes.graph.fake_norm import NATIVE, QuickNorms, quick_batch_norm
+from lpcompile.passes.graph.fake_shapes import NATIVE, QuickNorms, quick_batch_norm
 
 
 def arguments(training=True, affine=True, statistics=True, dtype=torch.float32, channels=5, dense=True, device="cpu"):

@@ -7,7 +7,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import lpcompile
 from lpcompile.passes.capture.record import recorder
-from lpcompile.passes.capture.record.known_results import KnownResults
+from lpcompile.passes.graph.known_results import KnownResults
 
 aten = torch.ops.aten
 
