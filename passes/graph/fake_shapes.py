@@ -1,7 +1,7 @@
 """Shapes of results on fake tensors, by formula, for operators that are in most models.
 
-torch runs Python code of its own for each new shape, which takes a millisecond or more for these operators (about twenty
-operators for a BatchNorm): half of a first recording. A formula gives None where a call is unusual, and torch then
+torch runs Python code of its own for each new shape, which takes a millisecond or more for these operators (a BatchNorm
+becomes about twenty others): half of a first recording. A formula gives None where a call is unusual, and torch then
 computes (or refuses) it.
 """
 

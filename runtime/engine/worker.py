@@ -51,8 +51,8 @@ class Net:
 
 class Worker:
     """The state of one stage; it knows nothing of the others. `rank` is the stage's number, mostly also the rank's. A
-    rank with several stages (`Plan.ranks`) has a worker for each. They share `values`: one finds there what another made.
-    The first one, with the rank's number, stands for the rank.
+    rank with several stages (`Plan.ranks`) has a worker for each. They share `values`: what one made, others
+    find there. The first one, with the rank's number, stands for the rank.
     """
 
     def __init__(
