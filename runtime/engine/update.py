@@ -81,12 +81,14 @@ class Updater:
         own = {"stage": self.optimizer} if self.optimizer is not None else {}
         return own | {name: optimizer for name, (_, optimizer) in self.others.items() if optimizer is not None}
 
-    def norm(self, device: torch.device) -> Tensor:
-        """The norm of the stage's gradients, tied parameters counted on one rank only."""
+    def norm(self, device: torch.device, dtype: torch.dtype = torch.float32) -> Tensor:
+        """The norm of the stage's gradients, tied parameters counted on one rank only. dtype: of a stage that has none,
+        so that all ranks exchange the same."""
         counted = [p for p in self.parameters if id(p) not in self.uncounted]
         if self.scaling:  # an overflow in an AuxNet counts too
             counted += [p for ps, _ in self.others.values() for p in ps]
-        return total_norm(counted, device)
+        found = total_norm(counted, device)
+        return found.to(dtype) if all(p.grad is None for p in counted) else found
 
     def apply(self, norms: Sequence[Tensor] | None, look: bool = False) -> bool:
         """Step the optimizers that are due. norms: of all ranks' gradients, where known. False after an overflow.

@@ -51,7 +51,8 @@ def norm(w: Worker, item: Instruction, slot: int) -> Iterator[None]:
     """Exchange the gradient norms of all ranks."""
     if not w.apply:
         return
-    w.norms = yield from gather(w, "norm", range(w.K), w.updater.norm(w.device))
+    floats = [s.dtype for k in (w.rank, w.rank + 1) for s in w.specs.get(k, ()) if s.is_float]
+    w.norms = yield from gather(w, "norm", range(w.K), w.updater.norm(w.device, *floats[:1]))
 
 
 def step(w: Worker, item: Instruction, slot: int) -> Iterator[None]:

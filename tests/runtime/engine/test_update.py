@@ -156,3 +156,12 @@ def test_fused_sgd_takes_a_weight_whose_first_gradient_comes_late():
     give(found, (first, 1.0, "stage"), (late, 1.0, "stage"))
     found.apply(None)
     assert late.item() == 0.5 and first.item() == pytest.approx(1 - 0.5 - 0.5 * 1.9)
+
+
+def test_the_norm_of_a_stage_without_gradients_has_the_dtype_that_the_others_send():
+    """Else ranks would gather tensors of different sizes, at which gloo ends the process."""
+    updater = trainer_of(norm_mlp(), 2, data()[0][0]).workers[0].updater
+    assert updater.norm(torch.device("cpu"), torch.float64).dtype == torch.float64
+    for p in updater.parameters:
+        p.grad = torch.ones_like(p)
+    assert updater.norm(torch.device("cpu"), torch.float64).dtype == torch.float32
