@@ -25,7 +25,7 @@ from typing import Any
 
 from lpcompile.core.plan import BoundaryPlan, Plan
 from lpcompile.core.schedule import STEPWISE, Instruction, Ref, Schedule, moment
-from lpcompile.runtime.methods import METHODS
+from lpcompile.runtime.methods import METHODS, get_method
 
 NAMES = (
     "model solution",
@@ -84,9 +84,12 @@ def differences(method: str, marks: dict[str, Mark]) -> list[str]:
 
 
 def bare_plan(K: int, method: str = "bp", batch: int | None = None) -> Plan:
-    """The parts of a plan that a schedule depends on, without a model."""
-    boundaries = tuple(BoundaryPlan(k, 0, 0, "", "", "", (), (), None) for k in range(1, K))
-    return Plan("", K, method, "flops", "", batch, True, 0.0, "", "", 1, (), (), boundaries, 0.0, 0.0, 0.0, 0.0, "")
+    """The parts of a plan for K ranks that a schedule depends on, without a model."""
+    ranks = get_method(method).ranks(K)
+    stages = len(ranks) or K
+    boundaries = tuple(BoundaryPlan(k, 0, 0, "", "", "", (), (), None) for k in range(1, stages))
+    return Plan("", stages, method, "flops", "", batch, True, 0.0, "", "", 1, (), (), boundaries, 0.0, 0.0, 0.0, 0.0,
+                "", ranks=ranks)  # fmt: skip
 
 
 class _Needs:

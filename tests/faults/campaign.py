@@ -105,6 +105,7 @@ class Campaign:
     def run(self, trial: Trial) -> Trial:
         """Start the run, wait for its end, look at what it left, and resume it."""
         folder = Path(trial.work.folder)
+        self.reference(trial.work.method, trial.work.K)  # which starts the fork server, where it is the first launch
         start = _torchrun if trial.where == "torchrun" else _local
         with open(folder / "output", "w") as output:
             process = start(trial.work, output)
