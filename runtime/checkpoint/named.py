@@ -155,7 +155,7 @@ def _load_schedulers(trainer: Engine, rank0: Any) -> None:
     if first is None or plain.names(first):
         return
     for scheduler in trainer.schedulers.values():
-        scheduler.load_state_dict(plain.nested(first, {}))
+        states.load_scheduler(scheduler, plain.nested(first, {}))
         for group, lr in zip(scheduler.optimizer.param_groups, scheduler.get_last_lr(), strict=True):
             group["lr"] = lr
 

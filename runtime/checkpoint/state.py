@@ -18,6 +18,8 @@ from lpcompile.runtime.penalty.stores import Store
 if TYPE_CHECKING:
     from lpcompile.runtime.engine.engine import Engine
 
+LENGTHS = ("total_steps", "T_max", "total_iters")  # attributes of torch's schedulers that say how long they are
+
 
 def share_start(trainer: Engine) -> None:
     """Broadcast rank 0's parameters and buffers, of the model, the AuxNets and the loss."""
@@ -144,9 +146,21 @@ def load_own_state(trainer: Engine, given: dict[str, Any]) -> None:
     trainer.seen, trainer.violation_at_start = given["seen"].clone(), given["violation_at_start"]
     phases.resume(trainer, given["phases"])
     for name, scheduler in trainer.schedulers.items():
-        scheduler.load_state_dict(given["schedulers"][name])
+        load_scheduler(scheduler, given["schedulers"][name])
     for w in trainer.workers:
         _load_worker(trainer, w, given["ranks"][w.rank])
+
+
+def load_scheduler(scheduler: Any, given: dict[str, Any]) -> None:
+    """Go on where a schedule was; one of another length would end too early, or go on for too long."""
+    for name in LENGTHS:
+        own, saved = getattr(scheduler, name, None), given.get(name)
+        if own is not None and saved is not None and own != saved:
+            raise UsageError(
+                f"the saved {type(scheduler).__name__} has {name}={saved}, and that of this run {name}={own}: resume "
+                f"with as many epochs and steps as that run had, or start a run of its own from the saved weights"
+            )
+    scheduler.load_state_dict(given)
 
 
 def _load_worker(trainer: Engine, w: Worker, given: dict[str, Any]) -> None:

@@ -35,7 +35,7 @@ def test_the_local_loss_has_the_error_of_the_stages_input_beside_it(micro):
             if k < 2:
                 layer = trainer.workers[k].head.decoder.layer
                 error = (layer(out) - X).square().mean() / X.var()
-                errors[k] += float(error) / micro
+                errors[k] += float(error.detach()) / micro
                 loss = loss + 0.3 * error
                 weights += [*program.heads[k].parameters(), *layer.parameters()]
             for p, g in zip(weights, torch.autograd.grad(loss / micro, weights), strict=True):
