@@ -21,7 +21,7 @@ from lpcompile.study.answers import answer_text, answers, over_models, seeds_tol
 from lpcompile.study.config import load, study_of
 from lpcompile.study.page import headline
 from lpcompile.study.picture import picture
-from lpcompile.study.records import RUNS, TIMES, read, results
+from lpcompile.study.records import TIMES, read, results
 from lpcompile.study.summary import COUNTED, StudyRow, of_one_study, rows_of, table_text
 from lpcompile.study.times import SIMULATED
 from tests.study.small_study import small_study
@@ -47,6 +47,14 @@ def narrow(text: str) -> str:
     return re.sub(r"-{3,}", "---", re.sub(r" +\|", " |", text))
 
 
+def missing(found: Records) -> int:
+    """Runs of the study that have no record yet."""
+    run = found[0]["run"] if found else {"data": "cifar10"}
+    return len(
+        {spec.key for spec in study_of(load("cifar10-small"), data=run["data"]).runs()} - {r["key"] for r in found}
+    )
+
+
 def about(found: Records) -> str:
     """The setting, and where the numbers come from."""
     run = found[0]["run"]
@@ -54,10 +62,13 @@ def about(found: Records) -> str:
     return f"{steps} (a GPT: text), {found[0].get('tested', NO_VALUE)} test images. {headline(found)}."
 
 
-def block(found: Records, of: Sequence[StudyRow]) -> str:
-    """Which method to take, and all rows."""
+def block(found: Records, of: Sequence[StudyRow], left: int = 0) -> str:
+    """Which method to take, and all rows; before the last run there is no advice, only rows."""
     if not found:
         return "\n"
+    if left:
+        said = f"Not finished: {left} of {left + len(found)} runs are left, so nothing is advised from it yet."
+        return "".join(f"\n{narrow(part)}\n" for part in (about(found), said, table_text(of))) + "\n"
     where = f"![points over plain training against speedup]({PICTURE.relative_to(README.parent)})"
     parts = [about(found), *([where, answer_text(of)] if answers(of) else []), table_text(of)]
     return "".join(f"\n{narrow(part)}\n" for part in parts) + "\n"
@@ -91,9 +102,10 @@ def replaced(text: str, made: str) -> str:
 
 def test_the_study_in_the_readmes_is_that_of_the_records() -> None:
     found, of, say = records(), rows(), "run `python -m tests.study.test_study_committed` to show what the records say"
-    assert README.read_text() == replaced(README.read_text(), block(found, of)), say
-    assert FRONT.read_text() == replaced(FRONT.read_text(), front(of)), say
-    if answers(of):
+    left = missing(found)
+    assert README.read_text() == replaced(README.read_text(), block(found, of, left)), say
+    assert FRONT.read_text() == replaced(FRONT.read_text(), "" if left else front(of)), say
+    if answers(of) and not left:
         assert PICTURE.read_text() == svg_file(picture(of)), say
 
 
@@ -104,8 +116,8 @@ def test_the_records_are_runs_of_the_study_and_name_no_folder_of_a_machine() -> 
     run = found[0]["run"]
     study = study_of(load("cifar10-small"), data=run["data"])
     assert {r["key"] for r in found} <= {spec.key for spec in study.runs()}
-    for file in (RUNS, TIMES):
-        assert not re.search(r"/(home|root|tmp|work|Users)/", (RECORDS / file).read_text())
+    for record in (*found, *read(RECORDS / TIMES)):
+        assert not re.search(r"/(home|root|tmp|work|Users)/", str(record))
     assert not any(r["commit"].endswith("+") or r.get("crash") for r in found)
 
 
@@ -122,7 +134,9 @@ def test_a_block_has_the_answers_and_all_rows_and_the_front_a_line_for_each_need
     assert block([], []) == "\n" and front([]) == ""
     assert len(over_models([row for row in of if not row.plain])) == 3
     text = FRONT.read_text()
-    assert replaced(replaced(text, shown), front(rows())) == text
+    assert replaced(replaced(text, shown), "" if missing(records()) else front(rows())) == text
+    early = block(found, of, 7)
+    assert "Not finished: 7 of" in early and "picture.svg" not in early and "what matters" not in early
 
 
 def test_the_front_page_has_room_for_the_study() -> None:
@@ -133,7 +147,8 @@ def test_the_front_page_has_room_for_the_study() -> None:
 
 if __name__ == "__main__":
     RECORDS.mkdir(exist_ok=True)
-    README.write_text(replaced(README.read_text(), block(records(), rows())))
-    FRONT.write_text(replaced(FRONT.read_text(), front(rows())))
-    if answers(rows()):
+    left = missing(records())
+    README.write_text(replaced(README.read_text(), block(records(), rows(), left)))
+    FRONT.write_text(replaced(FRONT.read_text(), "" if left else front(rows())))
+    if answers(rows()) and not left:
         PICTURE.write_text(svg_file(picture(rows())))
